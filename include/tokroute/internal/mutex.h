@@ -1,0 +1,63 @@
+// The library's one lock: std::mutex that spins briefly before it parks, annotated for clang's -Wthread-safety.
+//
+// Why not absl::Mutex: as packaged it runs deadlock detection (31-63 ns a lock, uncontended) and confuses
+// ThreadSanitizer. Why the spin: the section is about a microsecond, parking costs several; with plain std::mutex two
+// routing threads came to 0.73-1.19x of one thread, with 400 rounds to 1.10-1.72x.
+#ifndef TOKROUTE_INTERNAL_MUTEX_H_
+#define TOKROUTE_INTERNAL_MUTEX_H_
+
+#include <mutex>
+
+#if defined(__clang__)
+#define TOKROUTE_THREAD_ANNOTATION(x) __attribute__((x))
+#else
+#define TOKROUTE_THREAD_ANNOTATION(x)
+#endif
+#define TOKROUTE_CAPABILITY(x) TOKROUTE_THREAD_ANNOTATION(capability(x))
+#define TOKROUTE_SCOPED_CAPABILITY TOKROUTE_THREAD_ANNOTATION(scoped_lockable)
+#define TOKROUTE_GUARDED_BY(x) TOKROUTE_THREAD_ANNOTATION(guarded_by(x))
+#define TOKROUTE_REQUIRES(...) TOKROUTE_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
+#define TOKROUTE_ACQUIRE(...) TOKROUTE_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
+#define TOKROUTE_RELEASE(...) TOKROUTE_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
+#define TOKROUTE_EXCLUDES(...) TOKROUTE_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
+
+namespace tokroute::internal {
+
+inline void PauseBriefly() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class TOKROUTE_CAPABILITY("mutex") Mutex {
+ public:
+  void lock() noexcept TOKROUTE_ACQUIRE() {
+    for (int round = 0; round < kSpinRounds; ++round) {
+      if (mutex_.try_lock()) return;
+      PauseBriefly();
+    }
+    mutex_.lock();
+  }
+  void unlock() noexcept TOKROUTE_RELEASE() { mutex_.unlock(); }
+
+ private:
+  static constexpr int kSpinRounds = 400;
+  std::mutex mutex_;
+};
+
+class TOKROUTE_SCOPED_CAPABILITY MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) noexcept TOKROUTE_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  ~MutexLock() TOKROUTE_RELEASE() { mutex_.unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
+}  // namespace tokroute::internal
+
+#endif  // TOKROUTE_INTERNAL_MUTEX_H_

@@ -1,0 +1,189 @@
+// Which endpoint holds how much of a prompt: a path-compressed radix tree over chained block keys.
+//
+// Approximate mode: the router's own history. What was sent somewhere is taken to be there, least recently used first
+// out, until the endpoint's cache capacity is reached. For requests whose prompts share prefixes; where an engine reports
+// its own cache by events, those know better.
+//
+//   absl::StatusOr<std::shared_ptr<PrefixIndex>> index = PrefixIndex::Create({.block_size = 16});
+//   keys.Reset((*index)->key_options(), request);
+//   (*index)->Match(keys, match);                               // match.holders(): (endpoint, blocks held from the start)
+//   PrefixReceipt receipt = (*index)->Record(chosen, keys, &fleet_view);  // Tentative until ...
+//   (*index)->OnFirstToken(receipt);                            // ... the engine has shown that the prefill is done.
+//   (*index)->OnReleased(receipt, /*aborted=*/false);           // Always, exactly as the request ends.
+//
+// It is an object of its own, safe by itself: any number of threads, and of routers over one fleet, share one.
+#ifndef TOKROUTE_PREFIX_PREFIX_INDEX_H_
+#define TOKROUTE_PREFIX_PREFIX_INDEX_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tokroute/fleet_view.h"
+#include "tokroute/fwd.h"
+#include "tokroute/prefix/block_key.h"
+
+namespace tokroute {
+inline namespace v0 {
+
+struct PrefixIndexOptions {
+  // One index has one block size; it is used as given, never rounded. Unit: tokens. kMinBlockSize .. kMaxBlockSize.
+  std::int32_t block_size = kDefaultBlockSize;
+  KeyScheme scheme = KeyScheme::kXxh3;
+  std::uint64_t key_seed = 0;  // See KeyOptions::seed. Must be 0 with kXxh64Chain.
+  // Cache capacity of an endpoint that told none. Unit: tokens. block_size .. 2^40. What an 80 GB accelerator holds of a
+  // 30B model beside its weights is a few hundred thousand tokens.
+  std::int64_t default_capacity_tokens = 300'000;
+  // The most memory the index ever asks for, its tables included. Unit: bytes. 4 MiB .. 128 GiB. A record that does not
+  // fit evicts its own endpoint's oldest blocks, then is shortened.
+  std::int64_t max_bytes = std::int64_t{4} << 30;
+};
+
+// Returned by Record, given back to OnReleased once. A small handle: the state is in the index, under its lock, so
+// copies, doubled, late or raced calls and receipts of endpoints long gone do no harm.
+struct PrefixReceipt {
+  std::uint64_t serial = 0;  // Never reused in the life of an index. 0: nothing was recorded.
+  std::uint32_t entry = 0;
+  // The leading blocks recorded: fewer than the prompt's when capacity or memory allowed no more.
+  std::int64_t blocks = 0;
+  explicit operator bool() const noexcept { return serial != 0; }
+};
+
+// What Match found. Owned by the caller and reused: nothing is allocated once warm. One thread at a time.
+class PrefixMatch {
+ public:
+  struct Holder {
+    EndpointId endpoint = {};
+    std::int64_t blocks = 0;  // Held from the prompt's first block on, without a gap. >= 1.
+  };
+
+  // Every endpoint that holds at least the first block, once, by ascending slot.
+  std::span<const Holder> holders() const noexcept { return holders_; }
+  // Full blocks of the prompt: the most that could match. 0: shorter than a block (or no tokens), which is not a miss.
+  std::int64_t prompt_blocks() const noexcept { return prompt_blocks_; }
+  // What `endpoint` holds; 0 if nothing. O(log holders).
+  std::int64_t BlocksOf(EndpointId endpoint) const noexcept;
+
+ private:
+  friend class PrefixIndex;
+  std::int64_t prompt_blocks_ = 0;
+  std::vector<Holder> holders_;
+  std::vector<std::uint32_t> path_;  // Scratch: the runs on the prompt's path.
+};
+
+// Counts since creation, except those marked "now". All exact at the moment of the call.
+struct PrefixIndexStats {
+  std::int64_t distinct_blocks = 0;  // Now: blocks held by somebody. Removed endpoints count until they are swept.
+  std::int64_t holder_blocks = 0;    // Now: (endpoint, block) pairs.
+  std::int64_t runs = 0;             // Now: nodes of the tree.
+  std::int64_t memberships = 0;      // Now: (endpoint, run) pairs.
+  std::int64_t endpoints = 0;        // Now: known and not removed.
+  std::int64_t pending_sweep = 0;    // Now: memberships of removed or cleared endpoints, not yet swept.
+  std::int64_t live_receipts = 0;    // Now: recorded and not released.
+  std::int64_t bytes = 0;            // Now: memory asked of the system. <= max_bytes.
+  std::int64_t peak_bytes = 0;
+  std::int64_t evicted_blocks = 0;     // For capacity or memory.
+  std::int64_t taken_back_blocks = 0;  // Aborted before the first token.
+  std::int64_t truncated_records = 0;  // Shortened because capacity or memory allowed no more.
+  std::int64_t refused_records = 0;    // Dead or invalid endpoint, foreign keys, or no memory at all.
+  std::int64_t conflicting_keys = 0;   // Keys that came again in another place; the first stays. 0 with honest keys.
+};
+
+// A path-compressed radix tree over chained block keys. A run of consecutive keys is one node; since keys are chained, one
+// compare with a run's last key verifies the run. Callers see endpoints and depths only: the inside may change.
+//
+// What it promises:
+//   * An endpoint is credited with a depth only if it holds every block up to it.
+//   * Recording is tentative. The first token, or an end that is not an abort, makes it real; an abort before that takes
+//     back what no other live request on that endpoint relies on and what had not been real before.
+//   * Each endpoint's blocks are kept in one order, least recently used first. A live request pins its path: pinned
+//     blocks leave the order. When the last request on a block ends, its path's unpinned blocks rejoin at the recent end,
+//     deepest first, so a parent is always more recent than its children and eviction never leaves a gap. Matching alone
+//     does not refresh: what was merely considered was not used.
+//   * An endpoint never holds more than its capacity, save where the capacity shrank below what live requests pin. A record
+//     evicts to make room; what still does not fit is left out from its tail end.
+//   * A block that nobody holds is dropped at once, and after everything is removed the memory is back.
+//   * Same calls, same answers. No recursion, nothing throws; allocation only while growing, none once at capacity.
+//
+// Threads: any call from any thread. Every call takes one lock; hashing always happens outside it. Costs below are in
+// runs on the prompt's path (a handful) and holders of a run, not in blocks.
+class PrefixIndex {
+ public:
+  // Returns an index, or kInvalidArgument naming the field, its value and the accepted range.
+  static absl::StatusOr<std::shared_ptr<PrefixIndex>> Create(const PrefixIndexOptions& options);
+  ~PrefixIndex();
+  PrefixIndex(const PrefixIndex&) = delete;
+  PrefixIndex& operator=(const PrefixIndex&) = delete;
+
+  const PrefixIndexOptions& options() const noexcept { return options_; }
+  // What to Reset a PromptKeys with. Keys made otherwise match nothing and are not recorded.
+  KeyOptions key_options() const noexcept {
+    return {.block_size = options_.block_size, .scheme = options_.scheme, .seed = options_.key_seed};
+  }
+
+  // Who holds how much of the prompt. Hashes as far as somebody holds it: the first 64 blocks, then four times as many,
+  // and so on. O(runs * log(run) + holders found).
+  void Match(PromptKeys& keys, PrefixMatch& out) const noexcept;
+
+  // At booking: `endpoint` is about to hold the prompt's full blocks. Hashes the whole prompt (no further than the
+  // endpoint's capacity). Refused, with an empty receipt: a prompt without full blocks, an invalid id, one that was
+  // removed, an incarnation older than one seen in its slot, and one that `alive` (asked under the index's lock; null:
+  // not asked) does not know. O(runs + blocks newly recorded + evicted runs).
+  PrefixReceipt Record(EndpointId endpoint, PromptKeys& keys, const FleetView* alive) noexcept;
+
+  // The engine has produced a token: the blocks recorded are real. No effect on an empty or finished receipt. O(runs).
+  void OnFirstToken(PrefixReceipt& receipt) noexcept;
+
+  // The request has ended; unpins and empties the receipt. Aborted before the first token: taken back. Else real. No
+  // effect on an empty or finished receipt. O(runs).
+  void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept;
+
+  // A retry elsewhere: the blocks of `from` are recorded for `to`, tentatively, then `from` is released as aborted (what
+  // its endpoint confirmed stays) and emptied. Works also when `from`'s endpoint has been removed meanwhile. If `to` is
+  // refused (see Record) the result is empty and `from` is released all the same. O(runs + evicted runs).
+  PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept;
+
+  // The endpoint's cache capacity, from its traits or its metrics; may come before the first record and change at any
+  // time. Unit: tokens; rounded down to blocks. 0: unknown, the default. Shrinking evicts at once, pinned blocks as they
+  // are released. kInvalidArgument: tokens outside 0 .. 2^40, or an id that nobody can have. kNotFound: a removed or
+  // replaced incarnation. kResourceExhausted: max_bytes leaves no room to note it.
+  absl::Status SetCapacity(EndpointId endpoint, std::int64_t tokens);
+
+  // Forgets an endpoint. Visible at once; its memberships are swept then and by later mutating calls, at most 64 each.
+  // Its id stays dead for ever. No effect on an id that nobody can have. O(1) besides the sweep.
+  void RemoveEndpoint(EndpointId endpoint) noexcept;
+
+  // The endpoint's cache was emptied (a restart in place, a reset): it holds nothing from now on and lives on, capacity
+  // kept. Receipts from before no longer credit it. As RemoveEndpoint otherwise.
+  void ClearEndpoint(EndpointId endpoint) noexcept;
+
+  // Removes every endpoint that the view does not know any more; to be called when a fleet changed. O(endpoints).
+  void RetireDead(const FleetView& alive) noexcept;
+
+  // Sweeps up to `memberships` of removed endpoints now, for a gateway that has a quiet moment. Returns how many remain.
+  std::int64_t Sweep(std::int64_t memberships) noexcept;
+
+  PrefixIndexStats Stats() const noexcept;  // O(1).
+
+  // Blocks held by the endpoint, tentative ones included; 0 for an unknown or dead one. O(1).
+  std::int64_t HeldBlocks(EndpointId endpoint) const noexcept;
+
+  // Walks the whole structure and compares it with its own counters and invariants. For tests and debugging: O(size),
+  // under the lock, allocates. Internal error naming what is wrong, else OK.
+  absl::Status Audit() const;
+
+ private:
+  class Impl;
+  PrefixIndex(const PrefixIndexOptions& options, std::unique_ptr<Impl> impl) noexcept;
+
+  PrefixIndexOptions options_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace v0
+}  // namespace tokroute
+
+#endif  // TOKROUTE_PREFIX_PREFIX_INDEX_H_

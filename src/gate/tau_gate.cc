@@ -1,0 +1,67 @@
+#include "tokroute/gate/tau_gate.h"
+
+#include "tokroute/internal/option_error.h"
+
+namespace tokroute {
+inline namespace v0 {
+
+using internal::Int128;
+using internal::kInt64Max;
+
+absl::StatusOr<TauGate> TauGate::Create(const TauGateOptions& options) {
+  TauGate gate;
+  gate.rule_ = options.rule;
+  if (options.always_sticky) {
+    gate.always_sticky_ = true;
+    gate.tau_tokens_ = kInt64Max;
+    gate.penalty_ms_ = kInt64Max;
+    return gate;
+  }
+  const double peak = options.peak_prefill_throughput;
+  if (!(peak > 0) || !internal::IsFinite(peak)) {  // Also catches NaN.
+    return internal::OptionError("TauGateOptions.peak_prefill_throughput",
+                                 "> 0 tokens/s and finite, measured on this deployment (there is no default)", peak);
+  }
+  const std::int64_t penalty_ms = options.max_ttft_penalty.count();
+  if (penalty_ms <= 0) {
+    return internal::OptionError("TauGateOptions.max_ttft_penalty",
+                                 "> 0 ms (to never break stickiness, set always_sticky)", penalty_ms);
+  }
+  gate.peak_ = peak;
+  gate.penalty_ms_ = penalty_ms;
+  gate.own_rate_ = ToFixed(peak);
+  gate.tau_tokens_ = internal::RoundedRatio(peak, penalty_ms, 1000);
+  return gate;
+}
+
+std::int64_t TauGate::TauAt(std::int64_t rate) const noexcept {
+  if (always_sticky_) return kInt64Max;
+  if (rate == own_rate_) return tau_tokens_;
+  // round(rate / 1024 x ms / 1000), halves up. rate <= 2^41 and ms < 2^63: below 2^104.
+  const Int128 product = static_cast<Int128>(rate) * penalty_ms_;
+  const Int128 rounded = (product + 512'000) / 1'024'000;
+  return rounded > kInt64Max ? kInt64Max : static_cast<std::int64_t>(rounded);
+}
+
+bool TauGate::BreaksInTime(std::int64_t warm_tokens, std::int64_t warm_rate, std::int64_t cold_tokens,
+                           std::int64_t cold_rate) const noexcept {
+  if (always_sticky_) return false;
+  if (warm_rate == cold_rate) return warm_tokens - cold_tokens > TauAt(warm_rate);
+  // W/(w/1024) - C/(c/1024) > ms/1000  <=>  1,024,000 (W c - C w) > ms w c. Loads < 2^62, rates <= 2^41: the left side
+  // is below 2^124. The right one is below 2^126 for ms < 2^44 (five centuries); beyond that no load gets there.
+  if (penalty_ms_ >= std::int64_t{1} << 44) return false;
+  const Int128 lead = static_cast<Int128>(warm_tokens) * cold_rate - static_cast<Int128>(cold_tokens) * warm_rate;
+  return lead * 1'024'000 > static_cast<Int128>(penalty_ms_) * warm_rate * cold_rate;
+}
+
+std::int64_t TauGate::MarginInTime(std::int64_t warm_tokens, std::int64_t warm_rate, std::int64_t cold_tokens,
+                                   std::int64_t cold_rate) const noexcept {
+  const Int128 cold_at_warm_rate = static_cast<Int128>(cold_tokens) * warm_rate / cold_rate;
+  const Int128 margin = static_cast<Int128>(warm_tokens) - cold_at_warm_rate - TauAt(warm_rate);
+  if (margin > kInt64Max) return kInt64Max;
+  if (margin < -static_cast<Int128>(kInt64Max)) return -kInt64Max;
+  return static_cast<std::int64_t>(margin);
+}
+
+}  // namespace v0
+}  // namespace tokroute
