@@ -161,7 +161,7 @@ absl::Status State::Init(std::vector<std::shared_ptr<PolicyBase>> policies) {
   totals_.reset(new double[kMaxEndpoints]);
   incarnations_.assign(kMaxEndpoints, 0);
   snapshot_ = std::make_shared<const FleetSnapshot>();
-  slab_.Attach(slab_.NewChunk());
+  slab_.Attach(BookingSlab::NewChunk(slab_.NextChunkSize()));
   return absl::OkStatus();
 }
 
@@ -272,8 +272,9 @@ void State::Match(const Request& request, Scratch& scratch) noexcept {
 bool State::EnsureEntries(std::uint32_t count) noexcept {
   while (slab_.free_count() < count) {
     if (slab_.Full()) return false;
-    mutex_.unlock();
-    BookingSlab::Chunk chunk = slab_.NewChunk();  // Reads a count that only grows; a stale one gives a smaller chunk.
+    const std::uint32_t size = slab_.NextChunkSize();
+    mutex_.unlock();  // Allocate outside. Another thread may do the same meanwhile; then there is one chunk more.
+    BookingSlab::Chunk chunk = BookingSlab::NewChunk(size);
     mutex_.lock();
     if (chunk.entries == nullptr) return slab_.free_count() >= count;
     slab_.Attach(std::move(chunk));

@@ -176,6 +176,7 @@ class PrefixIndex::Impl {
     if (entry == kNone) {
       // Admitted, but without a single block of capacity: that is shortening, not a refusal.
       ++(owner != kNone && keys.empty() && shortened ? stats_.truncated_records : stats_.refused_records);
+      MaybeReset();
       return {};
     }
     const auto count = static_cast<std::int64_t>(keys.size());
@@ -221,7 +222,7 @@ class PrefixIndex::Impl {
     const MutexLock lock(mutex_);
     SweepSome(kSweepStep);
     Live* live = FindLive(receipt);
-    if (live == nullptr || live->confirmed) return;
+    if (live == nullptr || live->confirmed) return MaybeReset();
     live->confirmed = true;
     if (OwnerLives(*live)) Confirm(live->node, TagOf(live->owner));
   }
@@ -238,6 +239,7 @@ class PrefixIndex::Impl {
     const Live* live = FindLive(from);
     if (live == nullptr) {
       from = {};
+      MaybeReset();
       return {};
     }
     const std::uint32_t end = live->node;  // The record may move the entries.
@@ -961,8 +963,10 @@ class PrefixIndex::Impl {
     const std::int64_t room = std::clamp(capacity - owners_[owner].held, std::int64_t{0}, wanted - held);
     if (held + room < wanted) path.shortened = true;
     wanted = held + room;
-    Shorten(owner, path, wanted);
-    wanted = std::max(wanted, path.depth);
+    if (path.depth > wanted) {
+      Shorten(owner, path, wanted);
+      wanted = path.depth;
+    }
     while (!RaisePath(owner, path)) {
       path.shortened = true;
       wanted = path.depth;
@@ -998,7 +1002,7 @@ class PrefixIndex::Impl {
   // Lets the path end at `blocks`, at least what the owner holds of it. If the run there cannot be split, above that run.
   void Shorten(std::uint32_t owner, Path& path, std::int64_t blocks) noexcept TOKROUTE_REQUIRES(mutex_) {
     while (path.end != kNone && path.depth - NodeAt(path.end).length >= blocks) StepUp(path);
-    if (path.depth <= blocks) return;
+    if (path.depth == blocks) return;
     const std::int64_t start = path.depth - NodeAt(path.end).length;
     const std::uint32_t upper = Split(path.end, static_cast<std::uint32_t>(blocks - start), owner);
     if (upper != kNone) {
@@ -1056,7 +1060,7 @@ class PrefixIndex::Impl {
     Live* live = FindLive(receipt);
     const std::uint32_t entry = receipt.entry;
     receipt = {};
-    if (live == nullptr) return;
+    if (live == nullptr) return MaybeReset();
     const std::uint32_t end = live->node, owner = live->owner;
     if (OwnerLives(*live)) {
       const std::uint32_t tag = TagOf(owner);
@@ -1108,15 +1112,14 @@ absl::Status PrefixIndex::Impl::Audit() {
   };
   std::unordered_map<std::uint32_t, Seen> nodes;
   const auto fail = [](const auto&... parts) { return absl::InternalError(absl::StrCat("PrefixIndex: ", parts...)); };
-  std::int64_t runs = 0;
-  bool mapped = true;
-  table_.ForEach([&](std::uint64_t key, std::uint32_t at) TOKROUTE_REQUIRES(mutex_) {
+  std::vector<std::pair<BlockKey, std::uint32_t>> entries;
+  table_.ForEach([&entries](BlockKey key, std::uint32_t at) { entries.emplace_back(key, at); });
+  for (const auto& [key, at] : entries) {
     nodes.emplace(at, Seen{});
-    mapped = mapped && KeysOf(NodeAt(at))[0] == key;
-    ++runs;
-  });
-  if (!mapped || runs != stats_.runs || runs != table_.size() || std::ssize(nodes) != runs) {
-    return fail("table has ", runs, " runs, counted ", stats_.runs);
+    if (KeysOf(NodeAt(at))[0] != key) return fail("run ", at, " is in the table by another key");
+  }
+  if (std::ssize(entries) != stats_.runs || std::ssize(nodes) != stats_.runs || table_.size() != stats_.runs) {
+    return fail("table has ", entries.size(), " runs, counted ", stats_.runs);
   }
   std::int64_t units = 0;
   for (auto& [at, seen] : nodes) {

@@ -38,7 +38,7 @@ struct BookingEntry {
   bool abandoned = false;  // The ticket went while Expire was still telling producers: Expire frees it.
 };
 
-// Guarded by the router's lock, but for NewChunk.
+// Guarded by the router's lock.
 class BookingSlab {
  public:
   struct Chunk {
@@ -46,9 +46,9 @@ class BookingSlab {
     std::uint32_t count = 0;
   };
 
-  // To be allocated outside the lock, then given to Attach. Null entries: no memory.
-  Chunk NewChunk() const noexcept {
-    const std::uint32_t count = kFirstChunk << (chunk_count_ < 10 ? chunk_count_ : 10);
+  std::uint32_t NextChunkSize() const noexcept { return kFirstChunk << (chunk_count_ < 10 ? chunk_count_ : 10); }
+  // Allocated outside the lock, then given to Attach. Null entries: no memory.
+  static Chunk NewChunk(std::uint32_t count) noexcept {
     return {std::unique_ptr<BookingEntry[]>(new (std::nothrow) BookingEntry[count]), count};
   }
   void Attach(Chunk chunk) noexcept {
