@@ -86,20 +86,20 @@ std::string PrefixCacheAffinityFilter::Explain(const FilterVerdict& verdict) con
                         " short of the threshold ", threshold_);
   }
   if (reason == kAllWarm) return absl::StrCat("every candidate caches at least ", threshold_, " of the prompt");
-  if (reason == kExploration) return "exploration: the filter was skipped by the draw";
+  if (reason == kExploration) return "skipped by the draw";
   if (reason == kNotApplicable) {
     return threshold_ <= 0 ? "the filter is off (threshold 0 or below)" : "one candidate: nothing to narrow";
   }
   const std::string loads = absl::StrCat("the least loaded warm endpoint has ", internal::Thousands(verdict.facts[0]),
                                          " uncached tokens in flight, the least loaded cold one ",
                                          internal::Thousands(verdict.facts[1]));
-  if (reason == kGateOff) return absl::StrCat("always sticky, the gate is off: ", loads);
+  if (reason == kGateOff) return absl::StrCat("always sticky: ", loads);
   const std::string tau = gate_.tau_tokens() == kInt64Max ? "unreachable" : internal::Thousands(gate_.tau_tokens());
   if (reason == kGateOpen) {
-    return absl::StrCat("gate open: ", loads, "; that lead exceeds tau (", tau, ") by ",
+    return absl::StrCat(loads, "; that lead exceeds tau (", tau, ") by ",
                         internal::Thousands(verdict.margin), " tokens, so load alone decides");
   }
-  return absl::StrCat("sticky: ", loads, "; the lead may grow by ",
+  return absl::StrCat(loads, "; the lead may grow by ",
                       internal::Thousands(verdict.margin < 0 ? -verdict.margin : 0), " tokens before it exceeds tau (", tau, ")");
 }
 
