@@ -35,8 +35,8 @@ struct LegPolicy {
 struct RouteOptions {
   std::string_view policy = {};              // Empty: the router's first.
   std::span<const EndpointId> exclude = {};  // Not these (a handful: each is compared with each candidate).
-  // Several roles of one dispatch, each with its policy, decided and booked together or not at all. At most kMaxLegs,
-  // distinct. Empty: one Leg::kServe by `policy`.
+  // Several roles of one dispatch, each with its policy, decided on the same loads and booked together or not at all. At
+  // most kMaxLegs, distinct. Empty: one Leg::kServe by `policy`.
   std::span<const LegPolicy> legs = {};
   Trace* trace = nullptr;  // Filled (appended to) with everything the policies computed. Costs allocations under the lock.
 };

@@ -42,7 +42,7 @@ std::uint64_t Link(std::uint64_t hash, std::uint64_t parent) noexcept {
   return key != 0 ? key : 1;
 }
 
-std::uint32_t SwapBytes(std::uint32_t v) noexcept {
+[[maybe_unused]] std::uint32_t SwapBytes(std::uint32_t v) noexcept {
   return (v >> 24) | ((v >> 8) & 0xFF00u) | ((v << 8) & 0xFF0000u) | (v << 24);
 }
 

@@ -5,6 +5,7 @@
 #ifndef TOKROUTE_LOAD_IN_FLIGHT_LOAD_H_
 #define TOKROUTE_LOAD_IN_FLIGHT_LOAD_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
@@ -68,7 +69,9 @@ class InFlightLoad {
     own.Column<UncachedTokensInFlight>()[b.row] += b.charged_tokens + CountedOutput(b);
     own.Column<OutputTokensInFlight>()[b.row] += b.estimated_output_tokens;
     ++own.Column<ActiveRequests>()[b.row];
-    own.Column<LastDispatch>()[b.row] = b.decision;
+    // The later one: a ticket that moves here brings an old number along.
+    std::uint64_t& last = own.Column<LastDispatch>()[b.row];
+    last = std::max(last, b.decision);
   }
   void OnFirstToken(Own own, const Booking& b) noexcept {
     own.Column<UncachedTokensInFlight>()[b.row] -= b.charged_tokens;
