@@ -42,6 +42,7 @@ struct PrefillBoundOptions {
   std::chrono::milliseconds max_ttft_penalty{18'000};   // llm-d's default. 0 is refused ...
   bool always_sticky = false;                           // ... never breaking is said like this.
   GateRule gate_rule = GateRule::kRelease;
+  Deployment deployment = {};                           // See TauGateOptions: for the error message only.
   double affinity_threshold = 0.8;                      // <= 1; 0 or below: filter off. 0.6 with pictures.
   double exploration_probability = 0;                   // 0..1.
   std::uint64_t seed = 0;                               // Give each replica its own.
@@ -60,6 +61,7 @@ struct DecodeBoundOptions {
   std::chrono::milliseconds max_ttft_penalty{18'000};
   bool always_sticky = false;
   GateRule gate_rule = GateRule::kRelease;
+  Deployment deployment = {};
   double affinity_threshold = 0.8;
   double exploration_probability = 0;
   std::uint64_t seed = 0;
@@ -95,7 +97,8 @@ absl::StatusOr<AffinityParts> MakeAffinityParts(const Options& options) {
       PrefixCacheAffinityFilter::Create({.gate = {.peak_prefill_throughput = options.peak_prefill_throughput,
                                                   .max_ttft_penalty = options.max_ttft_penalty,
                                                   .always_sticky = options.always_sticky,
-                                                  .rule = options.gate_rule},
+                                                  .rule = options.gate_rule,
+                                                  .deployment = options.deployment},
                                          .affinity_threshold = options.affinity_threshold,
                                          .exploration_probability = options.exploration_probability});
   if (!filter.ok()) return filter.status();

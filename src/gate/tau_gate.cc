@@ -1,5 +1,11 @@
 #include "tokroute/gate/tau_gate.h"
 
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "internal/text.h"
+#include "tokroute/gate/calibration_matrix.h"
 #include "tokroute/internal/option_error.h"
 
 namespace tokroute {
@@ -7,6 +13,21 @@ inline namespace v0 {
 
 using internal::Int128;
 using internal::kInt64Max;
+
+namespace {
+
+// Where to start, for somebody who has no figure yet.
+std::string Nearest(const Deployment& deployment) {
+  constexpr char kMeasure[] = ". Measure it: tokens of one prefill chunk / median TTFT of that many uncached tokens";
+  if (deployment.model.empty()) return absl::StrCat(kMeasure, "; name the deployment to see the nearest published row");
+  const std::vector<CalibrationMatch> rows = CalibrationMatrix::Published().Find(deployment, 1);
+  if (rows.empty()) {
+    return absl::StrCat(kMeasure, "; no published row is for ", internal::ToAbsl(deployment.model));
+  }
+  return absl::StrCat(kMeasure, "; the nearest published row: ", rows[0].ToString());
+}
+
+}  // namespace
 
 absl::StatusOr<TauGate> TauGate::Create(const TauGateOptions& options) {
   TauGate gate;
@@ -19,8 +40,10 @@ absl::StatusOr<TauGate> TauGate::Create(const TauGateOptions& options) {
   }
   const double peak = options.peak_prefill_throughput;
   if (!(peak > 0) || !internal::IsFinite(peak)) {  // Also catches NaN.
-    return internal::OptionError("TauGateOptions.peak_prefill_throughput",
-                                 "> 0 tokens/s and finite, measured on this deployment (there is no default)", peak);
+    const absl::Status error = internal::OptionError(
+        "TauGateOptions.peak_prefill_throughput",
+        "> 0 tokens/s and finite, measured on this deployment (there is no default)", peak);
+    return absl::InvalidArgumentError(absl::StrCat(error.message(), Nearest(options.deployment)));
   }
   const std::int64_t penalty_ms = options.max_ttft_penalty.count();
   if (penalty_ms <= 0) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "tokroute/gate/calibration_matrix.h"
 #include "tokroute/internal/exact.h"
 
 namespace tokroute {
@@ -36,6 +37,8 @@ struct TauGateOptions {
   // Never open. The two fields above are then not needed and not read.
   bool always_sticky = false;
   GateRule rule = GateRule::kRelease;
+  // What this is for. Read only to say, when peak_prefill_throughput is missing, which published row is nearest.
+  Deployment deployment = {};
 };
 
 // The least uncached tokens in flight on either side. Unit: tokens. >= 0.
