@@ -354,8 +354,7 @@ bool State::Decide(const Request& request, Scratch& scratch, const LegPolicy& le
     survivors_.count = count;
   }
 
-  DecideInput input{.request = request, .table = scratch.table, .survivors = survivors_};
-  input.totals = totals_.get();
+  DecideInput input(request, scratch.table, survivors_, totals_.get());
   input.seed = options_.seed;
   input.decision = number;
   input.now = now;

@@ -63,6 +63,7 @@ inline float CleanScore(float raw, std::uint32_t& clamped) noexcept {
 // A part and the positions of its columns. For a runtime part the positions live inside it.
 template <class P, class Consumes = typename P::Consumes>
 struct BoundPart {
+  explicit BoundPart(P p) : part(std::move(p)) {}
   P part;
   Positions<Consumes> positions;
   absl::Status Bind(const ColumnLayout& layout) {
@@ -76,6 +77,7 @@ struct BoundPart {
 };
 template <class P>
 struct BoundPart<P, RuntimeSignals> {
+  explicit BoundPart(P p) : part(std::move(p)) {}
   P part;
   absl::Status Bind(const ColumnLayout& layout) { return part.Bind(layout); }
   ErasedCandidates View(Survivors* survivors, const ColumnTable& table) const noexcept { return {survivors, &table}; }
@@ -108,7 +110,7 @@ class AnyFilter {
   };
   template <class F>
   struct Model final : Base {
-    explicit Model(F f) : bound{std::move(f), {}} {}
+    explicit Model(F f) : bound(std::move(f)) {}
     absl::Status Bind(const internal::ColumnLayout& layout) override { return bound.Bind(layout); }
     FilterVerdict Narrow(const Request& r, ErasedCandidates c, Stage& stage) const override {
       return bound.part.Narrow(r, bound.View(c.survivors, *c.table), stage);
@@ -151,7 +153,7 @@ class AnyScorer {
   };
   template <class S>
   struct Model final : Base {
-    explicit Model(S s) : bound{std::move(s), {}} {}
+    explicit Model(S s) : bound(std::move(s)) {}
     absl::Status Bind(const internal::ColumnLayout& layout) override { return bound.Bind(layout); }
     void Score(const Request& r, ErasedCandidates c, float* scores) const override {
       const auto score = bound.part.Score(r, bound.View(c.survivors, *c.table));
@@ -187,7 +189,7 @@ class AnyPicker {
   };
   template <class P>
   struct Model final : Base {
-    explicit Model(P p) : bound{std::move(p), {}} {}
+    explicit Model(P p) : bound(std::move(p)) {}
     absl::Status Bind(const internal::ColumnLayout& layout) override { return bound.Bind(layout); }
     Choice Pick(const Request& r, ErasedCandidates c, std::span<const double> totals, Stage& stage,
                 std::span<Row> targets) const override {

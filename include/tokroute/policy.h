@@ -6,7 +6,7 @@
 #ifndef TOKROUTE_POLICY_H_
 #define TOKROUTE_POLICY_H_
 
-#include <cmath>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -68,10 +68,12 @@ absl::Status TooManyFilters(std::uint32_t count);
 
 // A bound part, whatever kind it is. Plain parts bind their own columns; chains and sums bind their members.
 template <class P>
-struct BoundAny : BoundPart<P> {};
+struct BoundAny : BoundPart<P> {
+  using BoundPart<P>::BoundPart;
+};
 template <class S>
 struct BoundAny<Weighted<S>> {
-  explicit BoundAny(Weighted<S> w) : scorer{std::move(w.scorer), {}}, weight(w.weight) {}
+  explicit BoundAny(Weighted<S> w) : scorer(std::move(w.scorer)), weight(w.weight) {}
   absl::Status Bind(const ColumnLayout& layout) {
     if (absl::Status status = CheckWeight(PartName(scorer.part), weight); !status.ok()) return status;
     return scorer.Bind(layout);
@@ -100,7 +102,7 @@ auto BindPart(P&& part) {
                        std::same_as<std::remove_cvref_t<P>, WeightedSum>) {
     return BoundAny<std::remove_cvref_t<P>>{std::forward<P>(part)};
   } else {
-    return BoundAny<std::remove_cvref_t<P>>{{std::forward<P>(part), {}}};
+    return BoundAny<std::remove_cvref_t<P>>(std::forward<P>(part));
   }
 }
 
@@ -177,13 +179,23 @@ class BoundPolicy final : public PolicyBase {
     });
     if (!alive) return RefusalReason::kAllFiltered;
     decision.survivors = input.survivors.count;
-    Total(input);
-    if (input.trace != nullptr) TraceScores(input);
     Random random = Random::For(input.seed, input.decision, leg_stage + kPickerStage);
     Stage stage{random, input.now};
     const auto& picker = std::get<sizeof...(Parts) - 1>(parts_);
-    decision.choice = picker.part.Pick(input.request, picker.View(&input.survivors, input.table),
-                                       {input.totals, input.survivors.count}, stage, {input.targets, kMaxTargets});
+    if constexpr (requires { typename PickerType::Scan; }) {
+      ScanTotals<typename PickerType::Scan> scan;
+      Total(input, scan);
+      if (input.trace != nullptr) TraceScores(input);
+      decision.choice = picker.part.PickScanned(input.request, picker.View(&input.survivors, input.table),
+                                                {input.totals, input.survivors.count}, scan.scan, stage,
+                                                {input.targets, kMaxTargets});
+    } else {
+      NoScan scan;
+      Total(input, scan);
+      if (input.trace != nullptr) TraceScores(input);
+      decision.choice = picker.part.Pick(input.request, picker.View(&input.survivors, input.table),
+                                         {input.totals, input.survivors.count}, stage, {input.targets, kMaxTargets});
+    }
     input.considered = decision.survivors;
     return decision.choice.targets == 0 ? RefusalReason::kNobodyPicked : RefusalReason::kNone;
   }
@@ -210,6 +222,19 @@ class BoundPolicy final : public PolicyBase {
   }
 
  private:
+  // What the scoring loop tells of each total: the picker's own scan, or nobody.
+  template <class S>
+  struct ScanTotals {
+    S scan;
+    void operator()(std::uint32_t i, double total) noexcept { scan.Add(i, total); }
+    void Restart() noexcept { scan = S(); }
+  };
+  struct NoScan {
+    void operator()(std::uint32_t, double) noexcept {}
+    void Restart() noexcept {}
+  };
+  using PickerType = std::tuple_element_t<sizeof...(Parts) - 1, std::tuple<Parts...>>;
+
   // A member of a chain, in the shape of a bound filter.
   struct ChainMember {
     const AnyFilter& part;
@@ -233,11 +258,14 @@ class BoundPolicy final : public PolicyBase {
   static constexpr bool kScores = requires(const B& b) { b.weight; };
   static constexpr bool kHasSum = (std::same_as<Parts, WeightedSum> || ...);
 
-  void Total(DecideInput& input) const noexcept {
+  // `scan(i, total)` is told each total, in order.
+  template <class Scan>
+  void Total(DecideInput& input, Scan& scan) const noexcept {
     if constexpr (kHasSum) {
       TotalOneByOne(input);
+      for (std::uint32_t i = 0; i < input.survivors.count; ++i) scan(i, input.totals[i]);
     } else {
-      std::apply([&](const auto&... bound) { Fuse(input, std::tuple_cat(Select(bound)...)); }, parts_);
+      std::apply([&](const auto&... bound) { Fuse(input, scan, std::tuple_cat(Select(bound)...)); }, parts_);
     }
   }
   template <class B>
@@ -246,29 +274,53 @@ class BoundPolicy final : public PolicyBase {
     else return std::tuple<>();
   }
   // All scorers in one loop: the per-request work first, then one call per row and scorer, inlined.
-  template <class... B>
-  static void Fuse(DecideInput& input, std::tuple<const B*...> scorers) noexcept {
-    const Row* rows = input.survivors.rows;
-    const std::uint32_t count = input.survivors.count;
-    double* totals = input.totals;
+  template <class Scan, class... B>
+  static void Fuse(DecideInput& input, Scan& scan, std::tuple<const B*...> scorers) noexcept {
     if constexpr (sizeof...(B) == 0) {
-      for (std::uint32_t i = 0; i < count; ++i) totals[i] = 0;
+      for (std::uint32_t i = 0; i < input.survivors.count; ++i) {
+        input.totals[i] = 0;
+        scan(i, 0.0);
+      }
     } else {
-      std::uint32_t clamped = 0;
       std::apply(
           [&](const auto*... bound) {
-            const auto run = [&](const auto&... term) {
-              for (std::uint32_t i = 0; i < count; ++i) {
-                double total = 0;
-                ((total += term.second * static_cast<double>(CleanScore(term.first(rows[i]), clamped))), ...);
-                totals[i] = total;
-              }
-            };
-            run(std::pair(bound->scorer.part.Score(input.request, bound->scorer.View(&input.survivors, input.table)),
-                          static_cast<double>(bound->weight))...);
+            FuseTerms(input, scan,
+                      std::pair(bound->scorer.part.Score(input.request, bound->scorer.View(&input.survivors, input.table)),
+                                static_cast<double>(bound->weight))...);
           },
           scorers);
-      input.scores_clamped += clamped;
+    }
+  }
+  // Terms are (function of the row, weight). First as if every score were clean, noting the worst; only if one was not
+  // (a defect of a plugin), again with cleaning and counting, which would cost a third of the loop.
+  template <class Scan, class... Term>
+  static void FuseTerms(DecideInput& input, Scan& scan, const Term&... terms) noexcept {
+    const Row* const rows = input.survivors.rows;
+    const std::uint32_t count = input.survivors.count;
+    double* const totals = input.totals;
+    // As unsigned bits 0.0 .. 1.0 are the least floats: negative ones, -0.0, NaN and all above 1 come after them.
+    constexpr std::uint32_t kOne = 0x3f800000;
+    std::uint32_t most = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const Row row = rows[i];
+      double total = 0;
+      const auto add = [&](const auto& term) {
+        const float raw = term.first(row);
+        const auto bits = std::bit_cast<std::uint32_t>(raw);
+        most = bits > most ? bits : most;
+        total += term.second * static_cast<double>(raw);
+      };
+      (add(terms), ...);
+      totals[i] = total;
+      scan(i, total);
+    }
+    if (most <= kOne) return;
+    scan.Restart();
+    for (std::uint32_t i = 0; i < count; ++i) {
+      double total = 0;
+      ((total += terms.second * static_cast<double>(CleanScore(terms.first(rows[i]), input.scores_clamped))), ...);
+      totals[i] = total;
+      scan(i, total);
     }
   }
   // The same sums, term by term: with a WeightedSum the number of terms is known only at run time.

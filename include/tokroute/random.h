@@ -14,12 +14,23 @@ class Random {
  public:
   explicit Random(std::uint64_t seed) noexcept : state_(seed) {}
 
-  // Keyed by (seed, decision, stage): one plugin's draws never shift another's.
+  // Keyed by (seed, decision, stage): one plugin's draws never shift another's. Mixed at the first draw, since most
+  // stages of most decisions never draw.
   static Random For(std::uint64_t seed, std::uint64_t decision, std::uint64_t stage) noexcept {
-    return Random(Mix(Mix(Mix(seed) ^ decision) ^ (stage * 0xd1342543de82ef95ULL)));
+    Random random(seed);
+    random.decision_ = decision;
+    random.stage_ = stage;
+    random.keyed_ = true;
+    return random;
   }
 
-  std::uint64_t Next() noexcept { return Mix(state_ += 0x9e3779b97f4a7c15ULL); }
+  std::uint64_t Next() noexcept {
+    if (keyed_) {
+      state_ = Mix(Mix(Mix(state_) ^ decision_) ^ (stage_ * 0xd1342543de82ef95ULL));
+      keyed_ = false;
+    }
+    return Mix(state_ += 0x9e3779b97f4a7c15ULL);
+  }
   // Uniform in [0, bound); 0 for bound 0. One multiplication: the bias is below bound / 2^32.
   std::uint32_t Below(std::uint32_t bound) noexcept {
     return static_cast<std::uint32_t>(((Next() >> 32) * bound) >> 32);
@@ -33,7 +44,8 @@ class Random {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
     return z ^ (z >> 31);
   }
-  std::uint64_t state_;
+  std::uint64_t state_, decision_ = 0, stage_ = 0;
+  bool keyed_ = false;
 };
 
 }  // namespace v0

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <new>
 
-#include "arena.h"
+#include "prefix/arena.h"
 
 namespace tokroute::internal {
 

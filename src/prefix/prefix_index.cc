@@ -16,8 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "arena.h"
-#include "key_table.h"
+#include "prefix/arena.h"
+#include "prefix/key_table.h"
 #include "tokroute/internal/mutex.h"
 
 namespace tokroute {

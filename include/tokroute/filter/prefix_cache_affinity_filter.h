@@ -23,7 +23,7 @@ namespace tokroute {
 inline namespace v0 {
 
 struct PrefixCacheAffinityOptions {
-  TauGateOptions gate;
+  TauGateOptions gate = {};
   // Warm is affinity >= this, inclusive. At most 1, not NaN; 0 or below turns the filter off. Default: llm-d's. Prompts
   // with pictures rarely cache more than 0.7: use 0.6 there.
   double affinity_threshold = 0.8;

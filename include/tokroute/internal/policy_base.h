@@ -17,16 +17,18 @@ namespace tokroute::internal {
 
 // What one decision works on. Lives inside the critical section.
 struct DecideInput {
+  DecideInput(const Request& r, const ColumnTable& t, Survivors& s, double* room) noexcept
+      : request(r), table(t), survivors(s), totals(room) {}
   const Request& request;
   const ColumnTable& table;
   Survivors& survivors;
-  double* totals = nullptr;  // Room for kMaxEndpoints.
+  double* totals;  // Room for kMaxEndpoints.
   std::uint64_t seed = 0;
   std::uint64_t decision = 0;
   std::chrono::nanoseconds now{};
   Trace* trace = nullptr;
   // Results besides the Decision.
-  Row targets[kMaxTargets] = {};
+  Row targets[kMaxTargets];  // The choice says how many of them mean anything.
   std::uint32_t scores_clamped = 0;
   std::uint32_t considered = 0;  // On a refusal: candidates before the filter that kept nobody.
   std::uint8_t emptied_by = 0;

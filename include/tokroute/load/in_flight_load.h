@@ -28,7 +28,7 @@ struct InFlightLoadOptions {
   // Also hold the estimated output, in the same counter, until the response ends: an approximation of tokens held in KV
   // cache. Off: tokens in flight are only those yet to be prefilled.
   bool count_estimated_output = false;
-  OutputEstimateOptions output;
+  OutputEstimateOptions output = {};
 };
 
 //   event                 UncachedTokensInFlight             ActiveRequests   OutputTokensInFlight

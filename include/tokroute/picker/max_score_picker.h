@@ -35,38 +35,52 @@ class MaxScorePicker {
   explicit MaxScorePicker(const PickerOptions& options) : options_(options) {}
   absl::Status Check() const { return internal::CheckPicker(options_); }
 
-  // One pass for the best, and a second only if it is shared, so a decision costs at most one draw per target.
-  Choice Pick(const Request&, CandidatesFor<Consumes> candidates, std::span<const double> totals, Stage& stage,
-              std::span<Row> targets) const noexcept {
-    const Row* rows = candidates.begin();
-    const auto count = static_cast<std::uint32_t>(totals.size());
-    Choice choice;
-    if (count == 0 || targets.empty()) return choice;
-    double best = totals[0], runner_up = totals[0];
-    std::uint32_t at = 0, tied = 1;
-    bool have_runner_up = false;
-    for (std::uint32_t i = 1; i < count; ++i) {
-      const double total = totals[i];
-      if (total > best) {
-        runner_up = best, have_runner_up = true;
-        best = total, at = i, tied = 1;
-      } else if (total == best) {
-        ++tied;
-      } else if (!have_runner_up || total > runner_up) {
-        runner_up = total, have_runner_up = true;
+  // What one pass over the totals knows. A policy fuses it into its scoring loop (see Policy), so that the arg-max costs
+  // no pass of its own; Pick does it in one.
+  class Scan {
+   public:
+    void Add(std::uint32_t i, double total) noexcept {
+      if (total > best_) {
+        runner_up_ = best_, best_ = total, at_ = i, tied_ = 1;
+      } else if (total == best_) {
+        ++tied_;
+      } else if (total > runner_up_) {
+        runner_up_ = total;
       }
     }
-    choice.best = best;
-    choice.tied = tied;
-    choice.runner_up = tied > 1 || !have_runner_up ? best : runner_up;
-    targets[0] = tied == 1 ? rows[at] : BreakTie(candidates, totals, best, stage, targets.data(), 0);
+
+   private:
+    friend class MaxScorePicker;
+    static constexpr double kNone = -1;  // Below every total: scores and weights are >= 0.
+    double best_ = kNone, runner_up_ = kNone;
+    std::uint32_t at_ = 0, tied_ = 0;
+  };
+
+  Choice Pick(const Request& request, CandidatesFor<Consumes> candidates, std::span<const double> totals, Stage& stage,
+              std::span<Row> targets) const noexcept {
+    Scan scan;
+    for (std::uint32_t i = 0; i < totals.size(); ++i) scan.Add(i, totals[i]);
+    return PickScanned(request, candidates, totals, scan, stage, targets);
+  }
+
+  // As Pick, with the pass over the totals done. A tie costs one more pass and one draw per target.
+  Choice PickScanned(const Request&, CandidatesFor<Consumes> candidates, std::span<const double> totals, const Scan& scan,
+                     Stage& stage, std::span<Row> targets) const noexcept {
+    Choice choice;
+    const auto count = static_cast<std::uint32_t>(totals.size());
+    if (count == 0 || targets.empty()) return choice;
+    choice.best = scan.best_;
+    choice.tied = scan.tied_;
+    choice.runner_up = scan.tied_ > 1 || scan.runner_up_ == Scan::kNone ? scan.best_ : scan.runner_up_;
+    targets[0] = scan.tied_ == 1 ? candidates.begin()[scan.at_]
+                                 : BreakTie(candidates, totals, scan.best_, stage, targets.data(), 0);
     choice.targets = 1;
     const std::uint32_t wanted = internal::TargetCount(options_, count, targets.size());
     while (choice.targets < wanted) {  // The next best of what is left; k is small.
       double next = 0;
       bool any = false;
       for (std::uint32_t i = 0; i < count; ++i) {
-        if ((!any || totals[i] > next) && !internal::Contains(targets.data(), choice.targets, rows[i])) {
+        if ((!any || totals[i] > next) && !internal::Contains(targets.data(), choice.targets, candidates.begin()[i])) {
           next = totals[i], any = true;
         }
       }
