@@ -77,7 +77,12 @@ absl::Status CalibrationMatrix::Add(CalibrationRow row) {
 }
 
 std::vector<CalibrationMatch> CalibrationMatrix::Find(const Deployment& deployment, std::size_t limit) const {
-  std::vector<std::pair<int, CalibrationMatch>> scored;
+  struct Scored {
+    int distance;
+    std::size_t position;  // Equal distances keep the rows' order. (stable_sort needs a buffer that libstdc++ 12 deprecates.)
+    CalibrationMatch match;
+  };
+  std::vector<Scored> scored;
   for (const CalibrationRow& row : rows_) {
     if (deployment.model.empty() || !Same(row.model, deployment.model)) continue;
     CalibrationMatch match;
@@ -88,13 +93,15 @@ std::vector<CalibrationMatch> CalibrationMatrix::Find(const Deployment& deployme
     distance += Compare("chunk", deployment.chunk_tokens, row.chunk_tokens, match.caveats);
     distance += Compare("quantisation", deployment.quantisation, row.quantisation, match.caveats);
     match.exact = distance == 0;
-    scored.emplace_back(distance, std::move(match));
+    scored.push_back({distance, scored.size(), std::move(match)});
   }
-  std::stable_sort(scored.begin(), scored.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::sort(scored.begin(), scored.end(), [](const Scored& a, const Scored& b) {
+    return a.distance != b.distance ? a.distance < b.distance : a.position < b.position;
+  });
   std::vector<CalibrationMatch> matches;
-  for (auto& [distance, match] : scored) {
+  for (Scored& found : scored) {
     if (matches.size() == limit) break;
-    matches.push_back(std::move(match));
+    matches.push_back(std::move(found.match));
   }
   return matches;
 }

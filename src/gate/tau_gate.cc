@@ -71,16 +71,31 @@ bool TauGate::BreaksInTime(std::int64_t warm_tokens, std::int64_t warm_rate, std
   if (always_sticky_) return false;
   if (warm_rate == cold_rate) return warm_tokens - cold_tokens > TauAt(warm_rate);
   // W/(w/1024) - C/(c/1024) > ms/1000  <=>  1,024,000 (W c - C w) > ms w c. Loads < 2^62, rates <= 2^41: the left side
-  // is below 2^124. The right one is below 2^126 for ms < 2^44 (five centuries); beyond that no load gets there.
-  if (penalty_ms_ >= std::int64_t{1} << 44) return false;
-  const Int128 lead = static_cast<Int128>(warm_tokens) * cold_rate - static_cast<Int128>(cold_tokens) * warm_rate;
-  return lead * 1'024'000 > static_cast<Int128>(penalty_ms_) * warm_rate * cold_rate;
+  // is below 2^124, and the right one below 2^126 for ms < 2^44 (five centuries). Beyond that, divide: exact as well.
+  const Int128 lead =
+      (static_cast<Int128>(warm_tokens) * cold_rate - static_cast<Int128>(cold_tokens) * warm_rate) * 1'024'000;
+  const Int128 rates = static_cast<Int128>(warm_rate) * cold_rate;
+  if (penalty_ms_ < std::int64_t{1} << 44) return lead > rates * penalty_ms_;
+  return lead > 0 && rates <= (lead - 1) / penalty_ms_;
 }
 
 std::int64_t TauGate::MarginInTime(std::int64_t warm_tokens, std::int64_t warm_rate, std::int64_t cold_tokens,
                                    std::int64_t cold_rate) const noexcept {
-  const Int128 cold_at_warm_rate = static_cast<Int128>(cold_tokens) * warm_rate / cold_rate;
-  const Int128 margin = static_cast<Int128>(warm_tokens) - cold_at_warm_rate - TauAt(warm_rate);
+  if (always_sticky_) return -kInt64Max;
+  Int128 edge;  // The warm load at which the verdict turns.
+  if (warm_rate == cold_rate) {
+    edge = static_cast<Int128>(cold_tokens) + TauAt(warm_rate);
+  } else {
+    // C w/c + ms w/1,024,000. Whole parts and remainders apart: 2^104 at most, and the fractions' sum is below 2^62.
+    const Int128 from_cold = static_cast<Int128>(cold_tokens) * warm_rate;
+    const Int128 from_penalty = static_cast<Int128>(penalty_ms_) * warm_rate;
+    const Int128 fraction = from_cold % cold_rate * 1'024'000 + from_penalty % 1'024'000 * cold_rate;
+    const Int128 one = static_cast<Int128>(1'024'000) * cold_rate;
+    // Down for a strict boundary, up for an inclusive one: a margin above 0, or of at least 0, then means open.
+    edge = from_cold / cold_rate + from_penalty / 1'024'000 +
+           (rule_ == GateRule::kOnlyColder ? fraction + one - 1 : fraction) / one;
+  }
+  const Int128 margin = static_cast<Int128>(warm_tokens) - edge;
   if (margin > kInt64Max) return kInt64Max;
   if (margin < -static_cast<Int128>(kInt64Max)) return -kInt64Max;
   return static_cast<std::int64_t>(margin);

@@ -1,0 +1,179 @@
+// Runs the program itself: exit statuses, messages, and what is left behind in files.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr char kTrace[] = TOKROUTE_TESTS_DIR "/data/small_trace.jsonl";
+
+struct Ran {
+  int status = -1;
+  std::string out, err;
+};
+
+std::string Contents(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+class TokrouteSimTest : public testing::Test {
+ protected:
+  TokrouteSimTest() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "tokroute_sim_test.XXXXXX").string();
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  ~TokrouteSimTest() override { std::filesystem::remove_all(folder_); }
+
+  // `arguments` as one types them.
+  Ran Run(const std::string& arguments) {
+    const std::string out = File("stdout"), err = File("stderr");
+    const std::string command = std::string(TOKROUTE_SIM_PROGRAM " ") + arguments + " >" + out + " 2>" + err;
+    const int status = std::system(command.c_str());
+    Ran ran{WIFEXITED(status) ? WEXITSTATUS(status) : -1, Contents(out), Contents(err)};
+    std::filesystem::remove(out);
+    std::filesystem::remove(err);
+    return ran;
+  }
+  std::string File(const std::string& name) const { return (folder_ / name).string(); }
+  std::string Write(const std::string& name, const std::string& text) const {
+    std::ofstream(File(name), std::ios::binary) << text;
+    return File(name);
+  }
+  bool FolderIsEmpty() const { return std::filesystem::is_empty(folder_); }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(TokrouteSimTest, VersionAndHelp) {
+  const Ran version = Run("--version");
+  EXPECT_EQ(version.status, 0);
+  EXPECT_THAT(version.out, HasSubstr("tokroute-sim "));
+  const Ran help = Run("replay --help");
+  EXPECT_EQ(help.status, 0);
+  EXPECT_THAT(help.out, AllOf(HasSubstr("--rate-scale"), HasSubstr("hit at admission"), HasSubstr("Exit status")));
+  EXPECT_EQ(Run("").status, 2);
+  EXPECT_EQ(Run("nonsense").status, 2);
+}
+
+TEST_F(TokrouteSimTest, DefaultsComeToATableOfAllPolicies) {
+  const Ran ran = Run("replay");
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("prefill-bound"), HasSubstr("decode-bound"), HasSubstr("round-robin"),
+                             HasSubstr("random"), HasSubstr("least-outstanding"), HasSubstr("TTFT p90, s")));
+  EXPECT_THAT(ran.err, Not(HasSubstr("\r")));  // No progress bar into files.
+}
+
+TEST_F(TokrouteSimTest, SameSeedSameBytes) {
+  for (const std::string& input :
+       {std::string("--trace ") + kTrace, std::string("--workload conversations --requests 100")}) {
+    const Ran first = Run("replay --seed 3 --endpoints 4 " + input + " --json " + File("a"));
+    const Ran second = Run("replay --seed 3 --endpoints 4 " + input + " --json " + File("b"));
+    ASSERT_EQ(first.status, 0) << first.err;
+    ASSERT_EQ(second.status, 0) << second.err;
+    EXPECT_EQ(first.out, second.out);
+    EXPECT_EQ(Contents(File("a")), Contents(File("b")));
+    EXPECT_THAT(Contents(File("a")), AllOf(HasSubstr("\"seed\": 3"), HasSubstr("ttft_p90_s")));
+    EXPECT_THAT(Contents(File("a")), Not(HasSubstr(TOKROUTE_TESTS_DIR)));
+  }
+}
+
+TEST_F(TokrouteSimTest, OptionsOutOfRangeAreNamedAndLeaveNoFile) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {"--endpoints 0", "--endpoints: want an integer 1 .. 8192 endpoints, got '0'"},
+      {"--endpoints 8193", "--endpoints: want an integer 1 .. 8192 endpoints, got '8193'"},
+      {"--endpoints -1", "--endpoints: want an integer 1 .. 8192 endpoints, got '-1'"},
+      {"--endpoints 8.0", "--endpoints: want an integer 1 .. 8192 endpoints, got '8.0'"},
+      {"--rate-scale 0", "--rate-scale: want more than 0 .. 1e+09, got '0'"},
+      {"--rate-scale nan", "--rate-scale: want more than 0 .. 1e+09, got 'nan'"},
+      {"--rate-scale inf", "--rate-scale: want more than 0 .. 1e+09, got 'inf'"},
+      {"--rate-scale 1e-300", "--rate-scale: a scale of 1e-300 stretches the stream"},
+      {"--peak-prefill-throughput nan", "--peak-prefill-throughput: want 1 .. 1e+09 tokens/s, got 'nan'"},
+      {"--max-ttft-penalty-ms 0", "--max-ttft-penalty-ms: want an integer 1 .. 1000000000 ms, got '0'"},
+      {"--max-ttft-penalty-ms 14s", "got '14s'"},
+      {"--decode-tokens-per-s 0", "--decode-tokens-per-s: want 0.001 .. 1e+06 tokens/s, got '0'"},
+      {"--capacity-tokens 15", "--capacity-tokens: want an integer 16 .. 1099511627776 tokens, got '15'"},
+      {"--capacity-tokens 100 --block-size 128", "--capacity-tokens: want at least a block of 128 tokens, got 100"},
+      {"--block-size 15", "--block-size: want an integer 16 .. 512 tokens, got '15'"},
+      {"--seed -1", "--seed: want an integer 0 .. 18446744073709551615, got '-1'"},
+      {"--seed 18446744073709551616", "got '18446744073709551616'"},
+      {"--requests 1000001", "--requests: want an integer 1 .. 1000000, got '1000001'"},
+      {"--duration 1e8", "want > 0 .. 1000000, got 2e+09"},
+      {"--qps 0", "--qps: want more than 0 .. 1e+06 requests/s, got '0'"},
+      {"--workload x", "--workload: want shared-prefix or conversations, got 'x'"},
+      {"--policies prefill-bound,foo",
+       "--policies: want names out of prefill-bound, decode-bound, round-robin, random, least-outstanding, got 'foo'"},
+      {"--policies random,random", "--policies: want each name once, got 'random' twice"},
+      {"--policies random,", "got ''"},
+      {"--limit 3", "--limit requires --trace"},
+      {"--trace x --qps 3", "--trace excludes --qps"},
+      {"--trace /no/such/file", "--trace: /no/such/file: No such file or directory"},
+      {"--trace ''", "--trace: want a file name, got ''"},
+      {"--no-such-option", "--no-such-option"},
+  };
+  for (const auto& [arguments, message] : kCases) {
+    const Ran ran = Run(std::string("replay ") + arguments + " --json " + File("out.json"));
+    EXPECT_EQ(ran.status, 2) << arguments;
+    EXPECT_THAT(ran.err, HasSubstr(message)) << arguments;
+    EXPECT_EQ(ran.out, "") << arguments;
+    EXPECT_TRUE(FolderIsEmpty()) << arguments;
+  }
+  EXPECT_THAT(Run(std::string("replay --block-size 16 --trace ") + kTrace).err, HasSubstr("--block-size: want 512"));
+}
+
+TEST_F(TokrouteSimTest, JsonThatCannotBeWrittenIsFoundBeforeTheReplay) {
+  for (const std::string& path : {File("missing/out.json"), folder_.string(), std::string("''")}) {
+    const Ran ran = Run("replay --json " + path);
+    EXPECT_EQ(ran.status, 2) << path;
+    EXPECT_THAT(ran.err, HasSubstr("--json: "));
+    EXPECT_EQ(ran.out, "");
+  }
+  // The trace itself would be overwritten.
+  const std::string trace = Write("t.jsonl", Contents(kTrace));
+  EXPECT_EQ(Run("replay --trace " + trace + " --json " + trace).status, 2);
+  EXPECT_EQ(Contents(trace), Contents(kTrace));
+}
+
+TEST_F(TokrouteSimTest, JsonReplacesAFileWholeAndFollowsLinks) {
+  Write("real.json", std::string(100'000, 'x'));
+  std::filesystem::create_symlink(File("real.json"), File("link.json"));
+  EXPECT_EQ(Run(std::string("replay --trace ") + kTrace + " --json " + File("link.json")).status, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(File("link.json")));
+  const std::string json = Contents(File("real.json"));
+  EXPECT_EQ(json.front(), '{');
+  EXPECT_EQ(json.substr(json.size() - 3), "\n}\n");
+}
+
+TEST_F(TokrouteSimTest, MalformedTraceLines) {
+  const std::string good = R"({"timestamp": 1, "input_length": 600, "output_length": 7, "hash_ids": [1, 2]})";
+  const std::string trace = Write("bad.jsonl", good + "\r\n{\"timestamp\": 1}\r\n" + good + "\r\n");
+  const Ran stopped = Run("replay --trace " + trace);
+  EXPECT_EQ(stopped.status, 2);
+  EXPECT_EQ(stopped.err, trace + ":2: no field \"input_length\"\n");
+  const Ran skipped = Run("replay --skip-bad-lines --trace " + trace);
+  EXPECT_EQ(skipped.status, 0);
+  EXPECT_THAT(skipped.err, AllOf(HasSubstr("Bad lines skipped: 1"), HasSubstr(":2: no field")));
+  EXPECT_THAT(skipped.out, HasSubstr("bad.jsonl: 2 requests (bad lines skipped: 1)"));
+  const Ran empty = Run("replay --trace " + Write("empty.jsonl", ""));
+  EXPECT_EQ(empty.status, 2);
+  EXPECT_THAT(empty.err, HasSubstr("empty.jsonl: no request in 0 lines"));
+  EXPECT_THAT(Run(std::string("replay --limit 2 --trace ") + kTrace).out, HasSubstr("small_trace.jsonl: 2 requests"));
+}
+
+}  // namespace
