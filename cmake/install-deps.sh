@@ -3,14 +3,19 @@
 #
 # Installs what is missing on Debian and Ubuntu; says what to do elsewhere. Groups:
 #   build  compiler, CMake, and the libraries for the library, tests, benchmarks, examples and tools
-#   ci     the same, and Clang 19
+#   ci     the same, Clang 19, and what tests/packaging wants: Clang 16, a compiler for ARM64, strace
 set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config libabsl-dev libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev
   nlohmann-json3-dev libcli11-dev)
+# Wanted where the distribution has them: a check that lacks one says that it is skipped.
+optional=()
 case "${1:-}" in
   build) ;;
-  ci) packages+=(clang-19 libclang-rt-19-dev) ;;
+  ci)
+    packages+=(clang-19 libclang-rt-19-dev)
+    optional+=(clang-16 g++-aarch64-linux-gnu strace)
+    ;;
   *)
     echo "usage: $0 build|ci" >&2
     exit 2
@@ -28,10 +33,12 @@ MESSAGE
   exit 0
 fi
 
+installed() {
+  [[ $(dpkg-query -W -f='${Status}' "$1" 2>/dev/null || true) == "install ok installed" ]]
+}
 missing=()
-for package in "${packages[@]}"; do
-  status=$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null || true)
-  if [[ $status != "install ok installed" ]]; then missing+=("$package"); fi
+for package in "${packages[@]}" "${optional[@]}"; do
+  if ! installed "$package"; then missing+=("$package"); fi
 done
 if [[ ${#missing[@]} -eq 0 ]]; then exit 0; fi
 
@@ -43,6 +50,16 @@ if [[ $(id -u) -ne 0 ]]; then
   fi
   as_root=(sudo)
 fi
-echo "Installing: ${missing[*]}"
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
+# Only now does apt know what there is.
+wanted=()
+for package in "${missing[@]}"; do
+  if [[ " ${optional[*]} " == *" $package "* ]] && ! apt-cache show "$package" >/dev/null 2>&1; then
+    echo "Not in this distribution, done without: $package"
+  else
+    wanted+=("$package")
+  fi
+done
+if [[ ${#wanted[@]} -eq 0 ]]; then exit 0; fi
+echo "Installing: ${wanted[*]}"
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${wanted[@]}"

@@ -38,14 +38,12 @@ bool Excluded(EndpointId id, std::span<const EndpointId> exclude) noexcept {
 class State::ScratchLease {
  public:
   explicit ScratchLease(State& state) noexcept : state_(state) {
-    // The address of a thread's own variable tells threads apart without a global counter.
-    thread_local char anchor;
-    const auto mixed = reinterpret_cast<std::uintptr_t>(&anchor) * std::uintptr_t{0x9e3779b97f4a7c15ULL};
-    home_ = static_cast<std::uint32_t>(mixed >> 40) % kScratchSlots;
-    for (std::uint32_t i = 0; i < kScratchSlots && scratch_ == nullptr; ++i) {
-      std::atomic<Scratch*>& slot = state_.scratch_slots_[(home_ + i) % kScratchSlots].scratch;
-      if (slot.load(std::memory_order_relaxed) != nullptr) scratch_ = slot.exchange(nullptr, std::memory_order_acquire);
-    }
+    // A slot of its own for each of the first 64 threads, so that a thread is warm after its first request, whatever the
+    // others do. The number is a hint and no more: threads that share one make do with the next.
+    static std::atomic<std::uint32_t> threads{0};
+    thread_local const std::uint32_t number = threads.fetch_add(1, std::memory_order_relaxed);
+    home_ = number % kScratchSlots;
+    scratch_ = state_.scratch_slots_[home_].scratch.exchange(nullptr, std::memory_order_acquire);
     if (scratch_ == nullptr) scratch_ = state_.NewScratch().release();
   }
   ~ScratchLease() {
@@ -179,16 +177,18 @@ std::vector<std::shared_ptr<PolicyBase>> State::CopyPolicies() {
 }
 
 absl::Status State::SetPolicy(std::shared_ptr<PolicyBase> policy) {
+  // What is replaced goes last, outside every lock: a policy's destructor is the user's code.
+  std::vector<std::shared_ptr<PolicyBase>> policies;
   MutexLock admin(admin_mutex_);
   if (absl::Status status = policy->Bind(layout_); !status.ok()) return status;
   // Only this method changes the list, and admin_mutex_ keeps it alone: the copy and its growth need no section.
-  std::vector<std::shared_ptr<PolicyBase>> policies = CopyPolicies();
+  policies = CopyPolicies();
   const auto same = std::find_if(policies.begin(), policies.end(), [&](const auto& p) { return p->name() == policy->name(); });
   if (same != policies.end()) *same = std::move(policy);
   else policies.push_back(std::move(policy));
   MutexLock lock(mutex_);
   policies_.swap(policies);
-  return absl::OkStatus();  // The old list, and with it perhaps the old policy, goes after the lock.
+  return absl::OkStatus();
 }
 
 // ---- The fleet.

@@ -78,8 +78,9 @@ concept Filter = requires(const F& f, const Request& r, CandidatesFor<typename F
 
 // Scorer<S>: does its per-request work once, then returns a function of the row: 0..1, higher is better.
 //
-// Semantics beyond the syntax: `Score` may look at all candidates (a maximum, say); the returned function is called once
-// per surviving row. Finite; what lies outside 0..1 is clamped, NaN counts as 0, and both are counted in
+// Semantics beyond the syntax: `Score` may look at all candidates (a maximum, say); the returned function is called per
+// surviving row, once, or again for a trace or after an unclean score, so it answers alike each time. Finite; what lies
+// outside 0..1 is clamped, NaN counts as 0, and both are counted in
 // RouterMetrics::scores_clamped. Divide rather than multiply by a reciprocal: a fused multiply-add must not change a
 // decision. Deterministic; O(candidates) and O(1); neither allocates, locks nor throws.
 template <class S>

@@ -9,10 +9,12 @@
 #ifndef TOKROUTE_ENDPOINT_H_
 #define TOKROUTE_ENDPOINT_H_
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tokroute/fwd.h"
@@ -134,6 +136,8 @@ EndpointFacts FactsOf(const E& e) {
   facts.name = std::string(std::string_view(Traits::Name(e)));
   if constexpr (requires { Traits::Models(e); }) {
     for (const auto& model : Traits::Models(e)) facts.models.emplace_back(std::string_view(model));
+    std::sort(facts.models.begin(), facts.models.end());
+    facts.models.erase(std::unique(facts.models.begin(), facts.models.end()), facts.models.end());
   }
   if constexpr (requires { Traits::PeakPrefillThroughput(e); }) {
     facts.peak_prefill_throughput = Traits::PeakPrefillThroughput(e);

@@ -6,6 +6,7 @@
 #define TOKROUTE_SIGNAL_H_
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <type_traits>

@@ -77,6 +77,12 @@ FilterVerdict PrefixCacheAffinityFilter::OnlyColder(CandidatesFor<Consumes> cand
   return verdict;
 }
 
+// A verdict over endpoints of different rates: its margin is not the lead less the gate's tau.
+bool PrefixCacheAffinityFilter::InTime(const FilterVerdict& verdict) const noexcept {
+  const internal::Int128 lead = static_cast<internal::Int128>(verdict.facts[0]) - verdict.facts[1];
+  return verdict.margin != -kInt64Max && lead - verdict.margin != gate_.tau_tokens();
+}
+
 std::string PrefixCacheAffinityFilter::Explain(const FilterVerdict& verdict) const {
   const ReasonTag& reason = *verdict.reason;
   if (reason == kNobodyWarm) {
@@ -94,13 +100,30 @@ std::string PrefixCacheAffinityFilter::Explain(const FilterVerdict& verdict) con
                                          " uncached tokens in flight, the least loaded cold one ",
                                          internal::Thousands(verdict.facts[1]));
   if (reason == kGateOff) return absl::StrCat("always sticky: ", loads);
-  const std::string tau = gate_.tau_tokens() == kInt64Max ? "unreachable" : internal::Thousands(gate_.tau_tokens());
-  if (reason == kGateOpen) {
-    return absl::StrCat(loads, "; that lead exceeds tau (", tau, ") by ",
-                        internal::Thousands(verdict.margin), " tokens, so load alone decides");
+  const std::string margin = internal::Thousands(verdict.margin < 0 ? -verdict.margin : verdict.margin);
+  if (gate_.rule() == GateRule::kRelease && InTime(verdict)) {
+    const std::string penalty = absl::StrCat(internal::Thousands(gate_.max_ttft_penalty().count()), " ms");
+    if (reason == kGateOpen) {
+      return absl::StrCat(loads, "; at their peak throughputs that lead exceeds ", penalty, " by ", margin,
+                          " tokens of the warm one, so load alone decides");
+    }
+    return absl::StrCat(loads, "; at their peak throughputs the lead may grow by ", margin,
+                        " tokens of the warm one before it exceeds ", penalty);
   }
-  return absl::StrCat(loads, "; the lead may grow by ",
-                      internal::Thousands(verdict.margin < 0 ? -verdict.margin : 0), " tokens before it exceeds tau (", tau, ")");
+  // Under kOnlyColder `tau` is the gate's figure even where rates differ: the rule is for comparing with an old report.
+  const std::string tau =
+      gate_.tau_tokens() == kInt64Max ? "tau (unreachable)" : absl::StrCat("tau (", internal::Thousands(gate_.tau_tokens()), ")");
+  if (gate_.rule() == GateRule::kOnlyColder) {
+    if (reason == kGateOpen) {
+      return absl::StrCat(loads, "; that lead reaches ", tau, " with ", margin,
+                          " tokens to spare, so cold endpoints that far below join the warm ones");
+    }
+    return absl::StrCat(loads, "; the lead is ", margin, " tokens short of ", tau);
+  }
+  if (reason == kGateOpen) {
+    return absl::StrCat(loads, "; that lead exceeds ", tau, " by ", margin, " tokens, so load alone decides");
+  }
+  return absl::StrCat(loads, "; the lead may grow by ", margin, " tokens before it exceeds ", tau);
 }
 
 }  // namespace v0

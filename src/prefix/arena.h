@@ -105,10 +105,10 @@ class BudgetArray {
 
 // A buddy allocator of 64-byte units in segments of 256 KiB; chunks of 1 .. 4096 units, addressed by 32-bit handles.
 //
-// Why a buddy: nodes, key arrays, holder lists and hash tables shrink and grow in different proportions over time. Separate
-// pools would strand what one of them once needed, and a hard cap would then starve the others. A chunk of u units takes
-// exactly u (the power of two above it is cut at once), and any part of it can be freed by itself, so that arrays shrink in
-// place.
+// Why a buddy: nodes, key arrays, holder lists and hash tables shrink and grow in different proportions over time.
+// Separate pools would strand what one of them once needed, and a hard cap would then starve the others. A chunk of u
+// units takes exactly u (the power of two above it is cut at once), and any part of it can be freed by itself, so that
+// arrays shrink in place.
 //
 // Addresses never move. O(log units) per call. Segments that are wholly free go back to the system when they outnumber
 // those in use, so a steady load never pays for it.

@@ -1,8 +1,8 @@
 // A hash table from 64-bit keys to 32-bit handles that never stops the world to grow.
 //
 // Private to src/prefix. Extendible hashing: a directory of small open-addressing tables (at most 64 KiB each), which
-// double, split and shrink one at a time. The longest pause is the rehash of 4096 slots, some 20 us, where one flat table of
-// 2.5 M keys took 90 ms. Tables live in the arena, so the memory cap covers them.
+// double, split and shrink one at a time. The longest pause is the rehash of 4096 slots, some 20 us, where one flat
+// table of 2.5 M keys took 90 ms. Tables live in the arena, so the memory cap covers them.
 //
 // Any key is legal, 0 included. Order of iteration reaches no caller's result.
 #ifndef TOKROUTE_SRC_PREFIX_KEY_TABLE_H_

@@ -32,26 +32,27 @@ using internal::MemoryBudget;
 using internal::MutexLock;
 
 // The structure. A node is a run of up to kMostKeys consecutive keys; the children of a node continue at its end, so a
-// path that forks or ends inside a run splits it there. Each node lists the endpoints that hold some of it, with a cut-off.
+// path that forks or ends inside a run splits it there. Each node lists the endpoints that hold some of it, with a
+// cut-off.
 //
 // Invariants (Audit checks them), for living endpoints:
 //   * Who holds a block of a node holds all of its parent.
-//   * A pinned membership holds its whole node, since the pinning request's path ended at a node's end and splits only make
-//     nodes shorter. An unpinned one is all confirmed.
+//   * A pinned membership holds its whole node, since the pinning request's path ended at a node's end and splits only
+//     make nodes shorter. An unpinned one is all confirmed.
 //   * In an endpoint's order of use a parent comes after (is more recent than) its children, so trimming the oldest
 //     membership's tail never leaves a gap.
 // For all:
-//   * A node that nobody holds, without children or live receipts, does not exist; and where there are neither children nor
-//     receipts, a node is as long as its longest holder.
+//   * A node that nobody holds, without children or live receipts, does not exist; and where there are neither children
+//     nor receipts, a node is as long as its longest holder.
 //
-// A node id is the handle of its memory. Live receipts hold a reference on the node their path ends at, so that id cannot be
-// reused under them; splits leave the id to the lower half, so it keeps naming the end of that path.
+// A node id is the handle of its memory. Live receipts hold a reference on the node their path ends at, so that id
+// cannot be reused under them; splits leave the id to the lower half, so it keeps naming the end of that path.
 constexpr std::uint32_t kMostKeys = 4096;
 // Below this no shorter run is tried when memory is tight; evicting comes first.
 constexpr std::uint32_t kLeastSqueezed = 64;
 
-// Holders of a node are sorted by tag = slot, then owner: Match then needs no sorting, and a slot's earlier occupant, not
-// swept yet, sits beside its successor. 13 bits hold kMaxEndpoints slots, 19 bits the owners.
+// Holders of a node are sorted by tag = slot, then owner: Match then needs no sorting, and a slot's earlier occupant,
+// not swept yet, sits beside its successor. 13 bits hold kMaxEndpoints slots, 19 bits the owners.
 constexpr std::uint32_t kOwnerBits = 19, kMostOwners = 1u << kOwnerBits;
 static_assert((kMaxEndpoints - 1) >> (32 - kOwnerBits) == 0);
 
@@ -71,12 +72,12 @@ struct Holder {
 static_assert(sizeof(Holder) == 20);
 
 struct Node {
-  std::uint64_t tail_key;      // The last key: the one compare that verifies the run, without touching the key array.
-  std::uint32_t keys;          // Handle of the key array.
-  std::uint32_t holders;       // Handle of the holder array; kNone: there is at most one, and it is inline.
-  std::uint32_t parent;        // kNone: the run starts prompts.
+  std::uint64_t tail_key;  // The last key: the one compare that verifies the run, without touching the key array.
+  std::uint32_t keys;      // Handle of the key array.
+  std::uint32_t holders;   // Handle of the holder array; kNone: there is at most one, and it is inline.
+  std::uint32_t parent;    // kNone: the run starts prompts.
   std::uint32_t children;
-  std::uint32_t references;    // Live receipts that end here, and whoever is working on it.
+  std::uint32_t references;  // Live receipts that end here, and whoever is working on it.
   std::uint32_t holder_count;
   std::uint32_t top_count;     // Holders whose cutoff is `top`.
   std::uint16_t length, top;   // Keys; the longest cutoff.
@@ -159,13 +160,15 @@ class PrefixIndex::Impl {
     }
   }
 
-  // 0 for an endpoint that is not there, so that nothing is hashed for it.
+  // No record of the endpoint can be longer, so nothing beyond is hashed for it. 0 for one that is known to be dead.
   std::int64_t RecordableBlocks(EndpointId id, std::int64_t blocks) noexcept {
     if (!CanExist(id)) return 0;
     // What a prompt of ordinary length could save is less than a lock costs.
     if (blocks <= kMostKeys) return blocks;
     const MutexLock lock(mutex_);
-    return std::min(blocks, CapacityOf(id));
+    const std::uint32_t owner = FindOwner(id);
+    // It holds more than its capacity if that shrank below what is pinned; all of it may be on this prompt's path.
+    return std::min(blocks, std::max(CapacityOf(id), owner != kNone ? owners_[owner].held : 0));
   }
 
   PrefixReceipt Record(EndpointId id, std::span<const BlockKey> keys, bool shortened, const FleetView* alive) noexcept {
@@ -272,8 +275,7 @@ class PrefixIndex::Impl {
     const MutexLock lock(mutex_);
     SweepSome(kSweepStep);
     switch (Enter(id)) {
-      case Entry::kOk:
-        break;
+      case Entry::kOk: break;
       case Entry::kDead:
         return absl::NotFoundError(absl::StrCat("PrefixIndex::SetCapacity: endpoint: slot ", id.slot, ", incarnation ",
                                                 id.incarnation, " was removed or replaced"));
@@ -412,8 +414,8 @@ class PrefixIndex::Impl {
     Append(node, holder);
   }
 
-  // Room for one more holder in a node on which the caller holds a reference (or on one below it). May evict `evictor`'s
-  // unpinned blocks and sweep, so no Holder pointer survives it.
+  // Room for one more holder in a node on which the caller holds a reference (or on one below it). May evict
+  // `evictor`'s unpinned blocks and sweep, so no Holder pointer survives it.
   bool MakeRoom(std::uint32_t at, std::uint32_t evictor) noexcept TOKROUTE_REQUIRES(mutex_) {
     Node& node = NodeAt(at);
     if (node.holder_count < RoomOf(node)) return true;
@@ -530,7 +532,7 @@ class PrefixIndex::Impl {
     Normalize(node);
   }
 
-  // After something let go of a node: cuts it to its longest holder, or frees it and whatever that leaves bare above it.
+  // After something let go of a node: cuts it to its longest holder, or frees it and what that leaves bare above.
   void Normalize(std::uint32_t at) noexcept TOKROUTE_REQUIRES(mutex_) {
     while (at != kNone) {
       Node& node = NodeAt(at);
@@ -557,8 +559,8 @@ class PrefixIndex::Impl {
   static std::uint32_t KeyUnits(std::uint32_t keys) noexcept { return Arena::UnitsFor(keys * sizeof(BlockKey)); }
 
   // Leading keys that the run and the prompt's rest (both from the run's first key on, which agrees) have in common.
-  // Chained keys: where one agrees, all before it do, so it is one compare, or a binary search. Keys that are not chained
-  // give some depth at which they differ; nothing else can go wrong. >= 1.
+  // Chained keys: where one agrees, all before it do, so it is one compare, or a binary search. Keys that are not
+  // chained give some depth at which they differ; nothing else can go wrong. >= 1.
   std::uint32_t MatchLength(const Node& node, std::span<const BlockKey> keys) const noexcept TOKROUTE_REQUIRES(mutex_) {
     const std::uint32_t length = node.length;
     std::uint32_t differs = length;  // Keys [0, differs) are known to differ in the last one.
@@ -715,8 +717,8 @@ class PrefixIndex::Impl {
     ShrinkHolders(low);
   }
 
-  // A new run below `parent`, on which the caller holds a reference; recorded for `owner`, pinned. Takes as many keys as
-  // memory allows; returns the node, or kNone.
+  // A new run below `parent`, on which the caller holds a reference; recorded for `owner`, pinned. Takes as many keys
+  // as memory allows; returns the node, or kNone.
   std::uint32_t NewRun(std::uint32_t parent, std::span<const BlockKey> keys, std::uint32_t owner) noexcept
       TOKROUTE_REQUIRES(mutex_) {
     const std::uint32_t at = Obtain(1, owner);
@@ -941,14 +943,14 @@ class PrefixIndex::Impl {
     return {.serial = live.serial, .entry = entry, .blocks = path.depth};
   }
 
-  // Makes the path to the node's end the owner's: pins what it holds of it, makes room, adds what is missing, and goes on
-  // with `keys` (of the whole prompt) up to `wanted` blocks. Ends earlier, and says so in the path, where capacity or memory
-  // end. On entry the path's end is at most `wanted` deep; its reference moves along.
+  // Makes the path to the node's end the owner's: pins what it holds of it, makes room, adds what is missing, and goes
+  // on with `keys` (of the whole prompt) up to `wanted` blocks. Ends earlier, and says so in the path, where capacity
+  // or memory end. On entry the path's end is at most `wanted` deep; its reference moves along.
   void Book(std::uint32_t owner, Path& path, std::int64_t wanted, std::span<const BlockKey> keys) noexcept
       TOKROUTE_REQUIRES(mutex_) {
     const std::uint32_t tag = TagOf(owner);
-    // What it holds of the path is a leading part, the last run perhaps not wholly. Pinned first, so that making room does
-    // not take it away.
+    // What it holds of the path is a leading part, the last run perhaps not wholly. Pinned first, so that making room
+    // does not take it away.
     std::int64_t held = 0;
     std::int64_t end = path.depth;
     for (std::uint32_t at = path.end; at != kNone; at = NodeAt(at).parent) {
@@ -999,7 +1001,7 @@ class PrefixIndex::Impl {
     path.end = parent;
   }
 
-  // Lets the path end at `blocks`, at least what the owner holds of it. If the run there cannot be split, above that run.
+  // Lets the path end at `blocks`, at least what the owner holds of it. If the run there cannot be split, above it.
   void Shorten(std::uint32_t owner, Path& path, std::int64_t blocks) noexcept TOKROUTE_REQUIRES(mutex_) {
     while (path.end != kNone && path.depth - NodeAt(path.end).length >= blocks) StepUp(path);
     if (path.depth == blocks) return;
@@ -1018,8 +1020,8 @@ class PrefixIndex::Impl {
     StepUp(path);
   }
 
-  // Gives the owner all of every run on the path. False when memory ran out: the path then ends above the run that could
-  // not take another holder, and the caller tries again.
+  // Gives the owner all of every run on the path. False when memory ran out: the path then ends above the run that
+  // could not take another holder, and the caller tries again.
   bool RaisePath(std::uint32_t owner, Path& path) noexcept TOKROUTE_REQUIRES(mutex_) {
     const std::uint32_t tag = TagOf(owner);
     for (std::uint32_t at = path.end; at != kNone; at = NodeAt(at).parent) {
@@ -1173,13 +1175,15 @@ absl::Status PrefixIndex::Impl::Audit() {
       if (holder.pins > 0 && holder.cutoff != node.length) return fail("run ", at, " is pinned but not whole");
       if (holder.pins == 0 && holder.confirmed != holder.cutoff) return fail("run ", at, " is tentative without a pin");
       const auto pinned = pins.find((std::uint64_t{at} << 32) | owner);
-      if (holder.pins != (pinned != pins.end() ? pinned->second : 0)) return fail("run ", at, " counts ", holder.pins, " pins");
+      if (holder.pins != (pinned != pins.end() ? pinned->second : 0))
+        return fail("run ", at, " counts ", holder.pins, " pins");
       if (node.parent != kNone) {
         const Holder* above = FindHolder(node.parent, holder.tag);
         if (above == nullptr || above->cutoff != NodeAt(node.parent).length || above->pins < holder.pins) {
           return fail("run ", at, " is held without its parent");
         }
-        if (holder.confirmed > 0 && above->confirmed != above->cutoff) return fail("run ", at, " is real above tentative");
+        if (holder.confirmed > 0 && above->confirmed != above->cutoff)
+          return fail("run ", at, " is real above tentative");
       }
     }
     if (top != node.top || top_count != node.top_count) return fail("run ", at, " has top ", node.top);
@@ -1200,7 +1204,8 @@ absl::Status PrefixIndex::Impl::Audit() {
     }
     if (slot.owner == kNone) continue;
     const Owner& owner = owners_[slot.owner];
-    if (!owner.alive || owner.id != EndpointId{row, slot.incarnation}) return fail("slot ", row, " has a foreign owner");
+    if (!owner.alive || owner.id != EndpointId{row, slot.incarnation})
+      return fail("slot ", row, " has a foreign owner");
   }
   for (std::uint32_t i = 0; i < owners_.size(); ++i) {
     std::int64_t held = 0, count = 0;
@@ -1210,8 +1215,10 @@ absl::Status PrefixIndex::Impl::Audit() {
       std::uint32_t previous = kNone;
       for (std::uint32_t at = list.oldest; at != kNone;) {
         const Holder* holder = FindHolder(at, TagOf(i));
-        if (holder == nullptr || holder->older != previous || (holder->pins > 0) != pinned) return fail("list of owner ", i);
-        if (!pinned && owners_[i].alive && older.count(NodeAt(at).parent) > 0) return fail("parent older than run ", at);
+        if (holder == nullptr || holder->older != previous || (holder->pins > 0) != pinned)
+          return fail("list of owner ", i);
+        if (!pinned && owners_[i].alive && older.count(NodeAt(at).parent) > 0)
+          return fail("parent older than run ", at);
         older.insert(at);
         held += holder->cutoff;
         ++count;
@@ -1234,8 +1241,9 @@ absl::Status PrefixIndex::Impl::Audit() {
 }
 
 std::int64_t PrefixMatch::BlocksOf(EndpointId endpoint) const noexcept {
-  const auto it = std::lower_bound(holders_.begin(), holders_.end(), endpoint.slot,
-                                   [](const Holder& holder, std::uint32_t slot) { return holder.endpoint.slot < slot; });
+  const auto it =
+      std::lower_bound(holders_.begin(), holders_.end(), endpoint.slot,
+                       [](const Holder& holder, std::uint32_t slot) { return holder.endpoint.slot < slot; });
   return it != holders_.end() && it->endpoint == endpoint ? it->blocks : 0;
 }
 
@@ -1247,8 +1255,8 @@ absl::StatusOr<std::shared_ptr<PrefixIndex>> PrefixIndex::Create(const PrefixInd
     return OutOfRange("scheme", static_cast<std::int64_t>(options.scheme), 0, 1);
   }
   if (options.scheme == KeyScheme::kXxh64Chain && options.key_seed != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PrefixIndexOptions.key_seed: want 0 with kXxh64Chain, which has no seed, got ", options.key_seed));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "PrefixIndexOptions.key_seed: want 0 with kXxh64Chain, which has no seed, got ", options.key_seed));
   }
   if (options.default_capacity_tokens < options.block_size || options.default_capacity_tokens > kMostCapacityTokens) {
     return OutOfRange("default_capacity_tokens", options.default_capacity_tokens, options.block_size,

@@ -1,4 +1,4 @@
-#include "replay_command.h"
+#include "command.h"
 
 #include <unistd.h>
 

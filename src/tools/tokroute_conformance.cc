@@ -23,7 +23,8 @@ int Complain(const absl::Status& status) {
 }
 
 int Run(const std::vector<std::string>& folders, const std::string& list, const RunOptions& options) {
-  const absl::StatusOr<std::vector<Difference>> differences = list.empty() ? BuiltInDifferences() : ReadDifferences(list);
+  const absl::StatusOr<std::vector<Difference>> differences =
+      list.empty() ? BuiltInDifferences() : ReadDifferences(list);
   if (!differences.ok()) return Complain(differences.status());
   std::vector<VectorFile> files;
   for (const std::string& folder : folders) {
@@ -39,7 +40,8 @@ int Run(const std::vector<std::string>& folders, const std::string& list, const 
 int main(int argc, char** argv) {
   try {
     CLI::App tool(
-        "Runs every vector file (*.json) of the given folders through tokroute's plugins. Exit status: 0 if nothing failed, "
+        "Runs every vector file (*.json) of the given folders through tokroute's plugins. Exit status: 0 if nothing "
+        "failed, "
         "1 if something did, 2 if nothing could be run.",
         "tokroute-conformance");
     std::vector<std::string> folders;

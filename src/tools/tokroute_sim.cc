@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
-#include "replay_command.h"
+#include "command.h"
 
 int main(int argc, char** argv) {
   using tokroute::tools::Command;
@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
     CLI::App tool("Tries out tokroute's policies on simulated endpoints.", "tokroute-sim");
     tool.set_version_flag("--version", "tokroute-sim " TOKROUTE_VERSION);
     tool.require_subcommand(1);
-    const std::vector<Command> commands = {tokroute::tools::AddReplayCommand(tool)};
+    const std::vector<Command> commands = {tokroute::tools::AddReplayCommand(tool), tokroute::tools::AddCalibrateCommand(tool)};
     try {
       tool.parse(argc, argv);
     } catch (const CLI::ParseError& error) {

@@ -176,4 +176,51 @@ TEST_F(TokrouteSimTest, MalformedTraceLines) {
   EXPECT_THAT(Run(std::string("replay --limit 2 --trace ") + kTrace).out, HasSubstr("small_trace.jsonl: 2 requests"));
 }
 
+TEST_F(TokrouteSimTest, CalibrateTurnsSamplesIntoTau) {
+  const std::string samples = Write("samples", "# warm-up\n9.0\n0.41\n0.40\n\n0.39\n0.40\n0.40\n");
+  const Ran ran = Run("calibrate --warm-up 1 --t-max-ms 14000 --samples " + samples);
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("R_peak 20480 tokens/s"), HasSubstr("286720"), HasSubstr("35.00")));
+}
+
+TEST_F(TokrouteSimTest, CalibrateFitsPromptSizes) {
+  std::string lines;
+  for (int k = 1; k <= 19; ++k) {
+    const double p = 8192.0 * k;
+    lines += std::to_string(8192 * k) + "," + std::to_string(0.003 + 41.5e-6 * p + 0.845e-9 * p * p) + "\n";
+  }
+  const Ran ran = Run("calibrate --samples " + Write("fit", lines));
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("fit:"), HasSubstr("R^2 1.0000")));
+}
+
+TEST_F(TokrouteSimTest, CalibrateRefusesWhatCannotBeRight) {
+  const auto refused = [&](const std::string& arguments, const std::string& why) {
+    const Ran ran = Run("calibrate " + arguments);
+    EXPECT_EQ(ran.status, 2) << arguments;
+    EXPECT_THAT(ran.err, HasSubstr(why)) << arguments;
+    EXPECT_EQ(ran.out, "") << arguments;
+  };
+  refused("", "--samples, --model or --flops");
+  refused("--samples " + File("none"), "cannot open");
+  refused("--samples " + Write("few", "0.4\n0.4\n"), "at least 5");
+  refused("--samples " + Write("word", "0.4\nfast\n"), ":2: want a TTFT");
+  refused("--samples " + Write("mixed", "0.4\n8192,0.4\n"), ":2: want as many columns");
+  refused("--samples " + Write("wide", "0.1\n0.2\n0.4\n0.8\n1.6\n"), "interquartile range");
+  refused("--samples " + Write("zero", "0.4\n0.4\n0\n0.4\n0.4\n"), "ttft_seconds[2]");
+  refused("--model m --t-max-ms 0", "--t-max-ms");
+  refused("--model m --row a,b,c", "--row");
+  refused("--model m --chunk 0", "--chunk");
+  refused("--flops 1e15", "active_parameters");
+}
+
+TEST_F(TokrouteSimTest, CalibrateLooksUpPublishedAndOwnRows) {
+  const Ran ran = Run("calibrate --model qwen3-32b --accelerator H100 --engine SGLang --row Qwen3-32B,H100,SGLang,2,8192,FP8,17000");
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  const auto own = ran.out.find("17,000"), published = ran.out.find("15,360");
+  EXPECT_TRUE(own < published && published != std::string::npos) << ran.out;
+  EXPECT_THAT(ran.out, HasSubstr("measure it on your deployment"));
+  EXPECT_THAT(Run("calibrate --model mine").out, HasSubstr("no row for model mine"));
+}
+
 }  // namespace

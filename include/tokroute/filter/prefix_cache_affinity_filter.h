@@ -27,7 +27,8 @@ struct PrefixCacheAffinityOptions {
   // Warm is affinity >= this, inclusive. At most 1, not NaN; 0 or below turns the filter off. Default: llm-d's. Prompts
   // with pictures rarely cache more than 0.7: use 0.6 there.
   double affinity_threshold = 0.8;
-  // Share of requests that skip the filter, to seed other caches. 0..1.
+  // Share of requests that skip the filter, to seed other caches. 0..1. Where they go is the scorer's to say: one that counts
+  // the request's own uncached tokens (token load) leaves them on an idle warm endpoint.
   double exploration_probability = 0;
 };
 
@@ -43,6 +44,8 @@ struct PrefixCacheAffinityOptions {
 //   always sticky                                        gate_off         the warm   0; facts: W, C
 //   W - C <= tau                                         sticky           the warm   W - C - tau, <= 0; facts: W, C
 //   W - C > tau                                          gate_open        all        W - C - tau, > 0; facts: W, C
+//   GateRule::kOnlyColder: W - C >= tau                  gate_open        the warm and the cold ones at least tau below W;
+//                                                                         margin W - C - tau, >= 0; facts: W, C
 //
 // Endpoints of different peak_prefill_throughput (their traits say) are compared in time: each minimum is the least
 // tokens / rate, and the gate opens at W/R_w - C/R_c > T_max, in exact integers; the margin is then in tokens of the
@@ -67,6 +70,7 @@ class PrefixCacheAffinityFilter {
   FilterVerdict NarrowInTime(CandidatesFor<Consumes> candidates, double least_warm, Selection warm) const noexcept;
   FilterVerdict OnlyColder(CandidatesFor<Consumes> candidates, double least_warm, FilterVerdict verdict,
                            std::int64_t warm_rate) const noexcept;
+  bool InTime(const FilterVerdict& verdict) const noexcept;
 
   TauGate gate_;
   double threshold_ = 0.8;

@@ -9,6 +9,7 @@
 #ifndef TOKROUTE_GATE_CALIBRATION_MATRIX_H_
 #define TOKROUTE_GATE_CALIBRATION_MATRIX_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -81,8 +81,9 @@ class TauGate {
   // with Breaks.
   bool BreaksInTime(std::int64_t warm_tokens, std::int64_t warm_rate, std::int64_t cold_tokens,
                     std::int64_t cold_rate) const noexcept;
-  // The lead in tokens of the warm side (at its own rate) beyond which the gate opens, for the text of a decision.
-  // Saturates. The cold side is converted to the warm rate, rounded down.
+  // How far the warm load is beyond the one at which the verdict turns, in tokens of the warm endpoint's rate. Exact up to
+  // a token: the gate opens above 0 (kRelease: strict, agrees with BreaksInTime) or from 0 on (kOnlyColder: inclusive).
+  // Saturates.
   std::int64_t MarginInTime(std::int64_t warm_tokens, std::int64_t warm_rate, std::int64_t cold_tokens,
                             std::int64_t cold_rate) const noexcept;
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "tokroute/booking.h"
 #include "tokroute/decision.h"

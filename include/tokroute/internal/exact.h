@@ -48,10 +48,22 @@ inline std::int64_t RoundedRatio(double factor, std::int64_t count, std::int64_t
 // The smallest double x with x / whole >= share, where the division is IEEE's: `x >= LeastReaching(share, whole)` is then
 // the same test as `x / whole >= share`, without a division per row. whole > 0; 0 < share <= 1.
 inline double LeastReaching(double share, double whole) noexcept {
-  double x = share * whole;  // Within an ulp or two of the answer; the two loops below settle it.
-  while (x / whole < share) x = std::bit_cast<double>(std::bit_cast<std::uint64_t>(x) + 1);
+  const auto bits = [](double x) { return std::bit_cast<std::uint64_t>(x); };
+  const auto from = [](std::uint64_t b) { return std::bit_cast<double>(b); };
+  double x = share * whole;
+  if (share < 0x1p-1000) {  // Down there a quotient has few bits, and up to 2^32 neighbours of x share one: bisect them.
+    std::uint64_t below = 0, reaching = bits(x) + 1;
+    while (from(reaching) / whole < share) ++reaching;
+    while (reaching - below > 1) {
+      const std::uint64_t middle = below + (reaching - below) / 2;
+      (from(middle) / whole < share ? below : reaching) = middle;
+    }
+    return from(reaching);
+  }
+  // Within an ulp or two of the answer; the two loops below settle it.
+  while (x / whole < share) x = from(bits(x) + 1);
   while (x > 0) {
-    const double below = std::bit_cast<double>(std::bit_cast<std::uint64_t>(x) - 1);
+    const double below = from(bits(x) - 1);
     if (below / whole < share) break;
     x = below;
   }

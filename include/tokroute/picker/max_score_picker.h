@@ -4,7 +4,9 @@
 #ifndef TOKROUTE_PICKER_MAX_SCORE_PICKER_H_
 #define TOKROUTE_PICKER_MAX_SCORE_PICKER_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -51,7 +53,8 @@ class MaxScorePicker {
 
    private:
     friend class MaxScorePicker;
-    static constexpr double kNone = -1;  // Below every total: scores and weights are >= 0.
+    // Below every total. A policy's are >= 0, but a picker may be asked on its own.
+    static constexpr double kNone = std::numeric_limits<double>::lowest();
     double best_ = kNone, runner_up_ = kNone;
     std::uint32_t at_ = 0, tied_ = 0;
   };

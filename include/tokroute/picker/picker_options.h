@@ -2,6 +2,7 @@
 #ifndef TOKROUTE_PICKER_PICKER_OPTIONS_H_
 #define TOKROUTE_PICKER_PICKER_OPTIONS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"

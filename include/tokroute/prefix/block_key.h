@@ -1,4 +1,5 @@
-// Block keys: 64-bit hashes of a prompt's full blocks, chained, so that equal keys at block i mean equal prompts up to it.
+// Block keys: 64-bit hashes of a prompt's full blocks, each chained to the one before, so that equal keys at block i
+// mean equal prompts up to there.
 //
 // For whoever fills a prefix index or wants to name prompt prefixes between processes. Hashing is lazy: a prompt that
 // misses at its first block costs a few blocks of hashing, not its length.
@@ -34,12 +35,13 @@ inline constexpr std::int32_t kMinBlockSize = 16, kMaxBlockSize = 512, kDefaultB
 enum class KeyScheme : std::uint8_t {
   // Ours. h(i) = XXH3_64 of block i's token ids as little-endian uint32; key(i) = fold(h(i) ^ A, key(i-1) ^ B), where
   // fold xors the halves of the 128-bit product; a result of 0 becomes 1. key(-1) comes from the seed, then model, LoRA
-  // and cache salt, each framed by its length. Blocks are hashed independently, only the cheap fold is serial: 1.1x of
-  // not chaining at all at block size 16, where seeding XXH3 with the parent costs 1.8x and two XXH64 passes 4.7x.
+  // and cache salt, each framed by its length. Blocks are hashed independently, only the cheap fold is serial:
+  // 1.1-1.25x of not chaining at all at block size 16, where seeding XXH3 with the parent costs 1.8x and two XXH64
+  // passes 4.7x.
   kXxh3,
-  // The reference router's (llm-d). h(-1) = XXH64(model bytes, then salt bytes, nothing between them);
-  // h(i) = XXH64(XXH64(token ids) then h(i-1), both little-endian), seed 0. About 4x the cost of kXxh3 at block size 16;
-  // for comparing with it only. The reference knows no adapters here: a non-empty LoRA adds a link of its own, so that
+  // The reference router's (llm-d). h(-1) = XXH64(model bytes, then salt bytes, nothing between them); h(i) =
+  // XXH64(XXH64(token ids) then h(i-1), both little-endian), seed 0. About 4x the cost of kXxh3 at block size 16; for
+  // comparing with it only. The reference knows no adapters here: a non-empty LoRA adds a link of its own, so that
   // adapters stay apart.
   kXxh64Chain,
 };
@@ -58,13 +60,13 @@ struct KeyOptions {
 //
 //   * A request with `block_keys` is used as it is, without hashing, if its block_size is ours; else it has no blocks.
 //   * A request with text only, or shorter than a block, has no blocks: block_count() == 0.
-//   * Media: every block that a span overlaps takes in the span's content hash and where the span starts relative to the
-//     block. The text before a picture stays shared; everything from its first block on differs. Spans may come in any
-//     order and share blocks; spans of token_count <= 0 are ignored.
+//   * Media: every block that a span overlaps takes in the span's content hash and where the span starts relative to
+//     the block. The text before a picture stays shared; everything from its first block on differs. Spans may come in
+//     any order and share blocks; spans of token_count <= 0 are ignored.
 //
 // Keeps views of the request's tokens (or block_keys) until the next Reset: they must live that long. One thread at a
-// time. Allocates only while growing, so nothing once warm; gives the buffer of a giant prompt (more than 131072 blocks)
-// back at the next Reset of a smaller one. A moved-from object may only be Reset, assigned or destroyed.
+// time. Allocates only while growing, so nothing once warm; gives the buffer of a giant prompt (more than 131072
+// blocks) back at the next Reset of a smaller one. A moved-from object may only be Reset, assigned or destroyed.
 class PromptKeys {
  public:
   PromptKeys() = default;

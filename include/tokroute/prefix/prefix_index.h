@@ -1,12 +1,12 @@
 // Which endpoint holds how much of a prompt: a path-compressed radix tree over chained block keys.
 //
 // Approximate mode: the router's own history. What was sent somewhere is taken to be there, least recently used first
-// out, until the endpoint's cache capacity is reached. For requests whose prompts share prefixes; where an engine reports
-// its own cache by events, those know better.
+// out, until the endpoint's cache capacity is reached. For requests whose prompts share prefixes; where an engine
+// reports its own cache by events, those know better.
 //
 //   absl::StatusOr<std::shared_ptr<PrefixIndex>> index = PrefixIndex::Create({.block_size = 16});
 //   keys.Reset((*index)->key_options(), request);
-//   (*index)->Match(keys, match);                               // match.holders(): (endpoint, blocks held from the start)
+//   (*index)->Match(keys, match);                               // match.holders(): endpoints and blocks held.
 //   PrefixReceipt receipt = (*index)->Record(chosen, keys, &fleet_view);  // Tentative until ...
 //   (*index)->OnFirstToken(receipt);                            // ... the engine has shown that the prefill is done.
 //   (*index)->OnReleased(receipt, /*aborted=*/false);           // Always, exactly as the request ends.
@@ -34,8 +34,8 @@ struct PrefixIndexOptions {
   std::int32_t block_size = kDefaultBlockSize;
   KeyScheme scheme = KeyScheme::kXxh3;
   std::uint64_t key_seed = 0;  // See KeyOptions::seed. Must be 0 with kXxh64Chain.
-  // Cache capacity of an endpoint that told none. Unit: tokens. block_size .. 2^40. What an 80 GB accelerator holds of a
-  // 30B model beside its weights is a few hundred thousand tokens.
+  // Cache capacity of an endpoint that told none. Unit: tokens. block_size .. 2^40. What an 80 GB accelerator holds of
+  // a 30B model beside its weights is a few hundred thousand tokens.
   std::int64_t default_capacity_tokens = 300'000;
   // The most memory the index ever asks for, its tables included. Unit: bytes. 4 MiB .. 128 GiB. A record that does not
   // fit evicts its own endpoint's oldest blocks, then is shortened.
@@ -92,19 +92,19 @@ struct PrefixIndexStats {
   std::int64_t conflicting_keys = 0;   // Keys that came again in another place; the first stays. 0 with honest keys.
 };
 
-// A path-compressed radix tree over chained block keys. A run of consecutive keys is one node; since keys are chained, one
-// compare with a run's last key verifies the run. Callers see endpoints and depths only: the inside may change.
+// A path-compressed radix tree over chained block keys. A run of consecutive keys is one node; since keys are chained,
+// one compare with a run's last key verifies the run. Callers see endpoints and depths only: the inside may change.
 //
 // What it promises:
 //   * An endpoint is credited with a depth only if it holds every block up to it.
-//   * Recording is tentative. The first token, or an end that is not an abort, makes it real; an abort before that takes
-//     back what no other live request on that endpoint relies on and what had not been real before.
+//   * Recording is tentative. The first token, or an end that is not an abort, makes it real; an abort before that
+//     takes back what no other live request on that endpoint relies on and what had not been real before.
 //   * Each endpoint's blocks are kept in one order, least recently used first. A live request pins its path: pinned
-//     blocks leave the order. When the last request on a block ends, its path's unpinned blocks rejoin at the recent end,
-//     deepest first, so a parent is always more recent than its children and eviction never leaves a gap. Matching alone
-//     does not refresh: what was merely considered was not used.
-//   * An endpoint never holds more than its capacity, save where the capacity shrank below what live requests pin. A record
-//     evicts to make room; what still does not fit is left out from its tail end.
+//     blocks leave the order. When the last request on a block ends, its path's unpinned blocks rejoin at the recent
+//     end, deepest first, so a parent is always more recent than its children and eviction never leaves a gap. Matching
+//     alone does not refresh: what was merely considered was not used.
+//   * An endpoint never holds more than its capacity, save where the capacity shrank below what live requests pin. A
+//     record evicts to make room; what still does not fit is left out from its tail end.
 //   * A block that nobody holds is dropped at once, and after everything is removed the memory is back.
 //   * Same calls, same answers. No recursion, nothing throws; allocation only while growing, none once at capacity.
 //
@@ -141,19 +141,20 @@ class PrefixIndex {
   // effect on an empty or finished receipt. O(runs).
   void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept;
 
-  // A retry elsewhere: the blocks of `from` are recorded for `to`, tentatively, then `from` is released as aborted (what
-  // its endpoint confirmed stays) and emptied. Works also when `from`'s endpoint has been removed meanwhile. If `to` is
-  // refused (see Record) the result is empty and `from` is released all the same. O(runs + evicted runs).
+  // A retry elsewhere: the blocks of `from` are recorded for `to`, tentatively, then `from` is released as aborted
+  // (what its endpoint confirmed stays) and emptied. Works also when `from`'s endpoint has been removed meanwhile. If
+  // `to` is refused (see Record) the result is empty and `from` is released all the same. O(runs + evicted runs).
   PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept;
 
   // The endpoint's cache capacity, from its traits or its metrics; may come before the first record and change at any
-  // time. Unit: tokens; rounded down to blocks. 0: unknown, the default. Shrinking evicts at once, pinned blocks as they
-  // are released. kInvalidArgument: tokens outside 0 .. 2^40, or an id that nobody can have. kNotFound: a removed or
-  // replaced incarnation. kResourceExhausted: max_bytes leaves no room to note it.
+  // time. Unit: tokens; rounded down to blocks. 0: unknown, the default. Shrinking evicts at once, pinned blocks as
+  // they are released. kInvalidArgument: tokens outside 0 .. 2^40, or an id that nobody can have. kNotFound: a removed
+  // or replaced incarnation. kResourceExhausted: max_bytes leaves no room to note it.
   absl::Status SetCapacity(EndpointId endpoint, std::int64_t tokens);
 
-  // Forgets an endpoint. Visible at once; its memberships are swept then and by later mutating calls, at most 64 each.
-  // Its id stays dead for ever. No effect on an id that nobody can have. O(1) besides the sweep.
+  // Forgets an endpoint. Visible at once; its memberships are swept then and by later mutating calls, at most 64 each
+  // (besides those in a run whose list of holders has to grow or to split at that moment). Its id stays dead for ever.
+  // No effect on an id that nobody can have. O(1) besides the sweep.
   void RemoveEndpoint(EndpointId endpoint) noexcept;
 
   // The endpoint's cache was emptied (a restart in place, a reset): it holds nothing from now on and lives on, capacity
@@ -163,7 +164,7 @@ class PrefixIndex {
   // Removes every endpoint that the view does not know any more; to be called when a fleet changed. O(endpoints).
   void RetireDead(const FleetView& alive) noexcept;
 
-  // Sweeps up to `memberships` of removed endpoints now, for a gateway that has a quiet moment. Returns how many remain.
+  // Sweeps up to `memberships` of removed endpoints now, for a gateway that has a quiet moment; returns what remains.
   std::int64_t Sweep(std::int64_t memberships) noexcept;
 
   PrefixIndexStats Stats() const noexcept;  // O(1).

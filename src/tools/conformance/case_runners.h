@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "tools/conformance/vectors.h"
@@ -36,8 +37,8 @@ Result RunPickCase(const std::string& plugin, const Json& one_case);
 Result RunDistributionCase(const std::string& plugin, const Json& one_case);
 Result RunConfigCase(const std::string& plugin, const Json& one_case);
 Result RunHashCase(const Json& one_case);
-Result RunProfileCase(const Json& one_case);              // scheduler-profile and seed-compositions.
-Result RunInFlightLoadSequence(const Json& one_case);     // inflight-load-producer.
+Result RunProfileCase(const Json& one_case);                // scheduler-profile and seed-compositions.
+Result RunInFlightLoadSequence(const Json& one_case);       // inflight-load-producer.
 Result RunApproximatePrefixSequence(const Json& one_case);  // approx-prefix-cache-producer.
 
 }  // namespace tokroute::conformance

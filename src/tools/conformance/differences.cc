@@ -80,7 +80,8 @@ std::string WhyNotAllowed(const Difference& difference, const Json& one_case) {
     return blocks ? "" : "a difference of kind full-blocks, but the case says no block size";
   }
   if (kind == "tail-first-eviction") {
-    return params.contains("lruCapacityPerServer") ? "" : "a difference of kind tail-first-eviction, but no capacity is set";
+    return params.contains("lruCapacityPerServer") ? ""
+                                                   : "a difference of kind tail-first-eviction, but no capacity is set";
   }
   if (kind == "impossible-parameters") {
     return !params.empty() ? "" : "a difference of kind impossible-parameters, but the case has no parameters";

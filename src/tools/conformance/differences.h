@@ -2,8 +2,8 @@
 //
 // The list is differences.json beside this file: an array of
 //   {"file": "inflight-load-producer", "case": NAME, "kind": KIND, "design": SENTENCE, "ours": JSON PATCH}
-// `ours` (RFC 6902) changes what the case expects into what tokroute promises instead, and nothing else: the case is then
-// run all the same, so that a difference hides no second one. `kind` is one of
+// `ours` (RFC 6902) changes what the case expects into what tokroute promises instead, and nothing else: the case is
+// then run all the same, so that a difference hides no second one. `kind` is one of
 //   tag                    the case is tagged quirk, version-drift, float-boundary, doc-mismatch or deprecated
 //   full-blocks            only full blocks count
 //   tail-first-eviction    eviction is tail first

@@ -15,7 +15,8 @@ StageInputs ReadStageInputs(const Json& one_case) {
     const std::int64_t total = IntegerOr(prefix, "totalBlocks", 0) * IntegerOr(prefix, "blockSizeTokens", 0);
     if (total == 0) continue;
     if (blocks_tokens != 0 && total != blocks_tokens) {
-      throw std::invalid_argument(absl::StrCat("endpoints: prompts of ", blocks_tokens, " and of ", total, " tokens in one case"));
+      throw std::invalid_argument(
+          absl::StrCat("endpoints: prompts of ", blocks_tokens, " and of ", total, " tokens in one case"));
     }
     blocks_tokens = total;
   }
@@ -31,8 +32,8 @@ StageInputs ReadStageInputs(const Json& one_case) {
     row.uncached_tokens = IntegerOr(endpoint, "uncachedRequestTokens", 0);
     row.matched_tokens = inputs.prompt_tokens - row.uncached_tokens;
     const Json& prefix = ChildOr(endpoint, "prefix");
-    row.weighted_matched_tokens = static_cast<double>(IntegerOr(prefix, "matchBlocks", 0) *
-                                                      IntegerOr(prefix, "blockSizeTokens", 0) * enlarged);
+    row.weighted_matched_tokens =
+        static_cast<double>(IntegerOr(prefix, "matchBlocks", 0) * IntegerOr(prefix, "blockSizeTokens", 0) * enlarged);
     const Json& load = ChildOr(endpoint, "inflight");
     row.in_flight_tokens = IntegerOr(load, "tokens", 0);
     row.active_requests = IntegerOr(load, "requests", 0);

@@ -1,7 +1,7 @@
 // What a case states instead of a producer having found it: columns to fill, rows to keep, scores to give.
 //
-// A feeder writes a case's numbers into the columns that plugins read and computes nothing from them. What turns them into
-// survivors, scores and picks is the library's.
+// A feeder writes a case's numbers into the columns that plugins read and computes nothing from them. What turns them
+// into survivors, scores and picks is the library's.
 #ifndef TOKROUTE_SRC_TOOLS_CONFORMANCE_FEEDERS_H_
 #define TOKROUTE_SRC_TOOLS_CONFORMANCE_FEEDERS_H_
 
@@ -44,9 +44,10 @@ struct StageInputs {
 
 // Reads `endpoints` (and request.promptTokens) of a case for one stage. A case gives match info in blocks and the
 // request's own tokens as a number per endpoint; the columns want tokens of one prompt:
-//   * the prompt is what the case says, else totalBlocks x blockSizeTokens (the endpoints must agree), else the largest of
-//     the uncachedRequestTokens, and at least 1 token. Where it would be shorter than one of these, the blocks are taken
-//     to be a whole number of times as large, which leaves matchBlocks / totalBlocks as it is;
+//   * the prompt is what the case says, else totalBlocks x blockSizeTokens (the endpoints must agree), else the largest
+//   of
+//     the uncachedRequestTokens, and at least 1 token. Where it would be shorter than one of these, the blocks are
+//     taken to be a whole number of times as large, which leaves matchBlocks / totalBlocks as it is;
 //   * MatchedTokens is the prompt less uncachedRequestTokens (never published: 0, nothing to add);
 //   * WeightedMatchedTokens is matchBlocks x blockSizeTokens (never published: 0).
 // Throws std::invalid_argument for endpoints that cannot be fed.
@@ -106,7 +107,8 @@ class ListedFilter {
  public:
   static constexpr std::string_view kName = "listed";
   using Consumes = Signals<>;
-  ListedFilter(std::vector<bool> keep, std::shared_ptr<bool> called) : keep_(std::move(keep)), called_(std::move(called)) {}
+  ListedFilter(std::vector<bool> keep, std::shared_ptr<bool> called)
+      : keep_(std::move(keep)), called_(std::move(called)) {}
   FilterVerdict Narrow(const Request&, CandidatesFor<Consumes> candidates, Stage&) const noexcept {
     *called_ = true;
     candidates.Keep(candidates.Select([&](Row row) { return row < keep_.size() && keep_[row]; }));

@@ -32,9 +32,8 @@ class Reader {
   std::int64_t Integer(const char* name, std::int64_t unless_given) {
     const Json* value = Find(name);
     if (value == nullptr) return unless_given;
-    const bool fits = value->is_number_unsigned()
-                          ? value->get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX)
-                          : value->is_number_integer();
+    const bool fits = value->is_number_unsigned() ? value->get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX)
+                                                  : value->is_number_integer();
     if (fits) return value->get<std::int64_t>();
     Fail(name, "a 64-bit integer", *value);
     return unless_given;
@@ -53,7 +52,7 @@ class Reader {
     Fail(name, "a string", *value);
     return unless_given;
   }
-  bool Has(const char* name) const { return params_.is_object() && params_.contains(name); }
+  bool Given(const char* name) { return Find(name) != nullptr; }
 
   // llm-d lets several producers fill one attribute and a plugin name the one it means. With us one producer fills a
   // signal, so there is nothing to choose from.
@@ -86,7 +85,7 @@ class Reader {
     known_.insert(name);
     if (!params_.is_object()) return nullptr;
     const auto found = params_.find(name);
-    return found == params_.end() ? nullptr : &*found;
+    return found == params_.end() || found->is_null() ? nullptr : &*found;  // null: as if it were not there.
   }
 
   const Json& params_;
@@ -173,7 +172,7 @@ absl::StatusOr<InFlightLoadParams> InFlight(const Json& params) {
   reader.ProducerName("prefixMatchInfoProducerName");
   // Absent is "none", which we spell -1; so a -1 that was written down must not pass as one.
   const std::int64_t most = reader.Integer("maxEstimatedOutputTokens", 0);
-  const bool capped = reader.Has("maxEstimatedOutputTokens");
+  const bool capped = reader.Given("maxEstimatedOutputTokens");
   if (capped && most < 0) reader.Fail("maxEstimatedOutputTokens", ">= 0 tokens", most);
   if (absl::Status status = reader.Done(); !status.ok()) return status;
   result.options.output.max_estimated_output_tokens = capped ? most : -1;
@@ -288,7 +287,8 @@ absl::Status InLlmdTerms(const absl::Status& status) {
   };
   const std::string message(status.message());
   for (const auto& [ours, theirs] : kNames) {
-    if (message.find(ours) != std::string::npos) return absl::Status(status.code(), absl::StrCat(theirs, ": ", message));
+    if (message.find(ours) != std::string::npos)
+      return absl::Status(status.code(), absl::StrCat(theirs, ": ", message));
   }
   return status;
 }

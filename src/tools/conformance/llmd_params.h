@@ -4,9 +4,10 @@
 //   auto filter = PrefixCacheAffinityFilter::Create(*options);   // The plugin checks what remains to be checked.
 //   if (!filter.ok()) return llmd::InLlmdTerms(filter.status()); // "peakPrefillThroughput: ..."
 //
-// This is the only place that knows llm-d's names and numbers: the conformance runner uses it, and so does whoever reads
-// llm-d's configuration. It translates and decides nothing: no rule of a plugin is computed here. A parameter that llm-d
-// does not know is kInvalidArgument naming it; one that llm-d knows and we have no counterpart for is kUnimplemented.
+// This is the only place that knows llm-d's names and numbers: the conformance runner uses it, and so does whoever
+// reads llm-d's configuration. It translates and decides nothing: no rule of a plugin is computed here. A parameter
+// that llm-d does not know is kInvalidArgument naming it; one that llm-d knows and we have no counterpart for is
+// kUnimplemented.
 #ifndef TOKROUTE_SRC_TOOLS_CONFORMANCE_LLMD_PARAMS_H_
 #define TOKROUTE_SRC_TOOLS_CONFORMANCE_LLMD_PARAMS_H_
 
@@ -55,7 +56,7 @@ struct ApproximatePrefixParams {
   std::int64_t max_prefix_tokens = 131'072;  // 0: max_prefix_blocks says it.
   std::int64_t max_prefix_blocks = 2048;     // 0 as well: no cap.
   std::int64_t lru_capacity_blocks = 31'250;
-  std::int64_t min_block_size_tokens = 64;   // llm-d raises every block size to this. Not a parameter of it.
+  std::int64_t min_block_size_tokens = 64;  // llm-d raises every block size to this. Not a parameter of it.
 
   // What an index is to be made with. reported_block_size: what the endpoint at hand says, 0 if nothing.
   std::int64_t BlockSize(std::int64_t reported_block_size) const;

@@ -22,9 +22,9 @@ class LoadSequence {
     if (!mapped.ok()) return mapped.status();
     auto sequence = std::unique_ptr<LoadSequence>(new LoadSequence);
     const auto told = [&](Leg leg) { return Policy(ToldPicker(sequence->wanted_[static_cast<std::size_t>(leg)])); };
-    auto router = MakeRouter(sequence->fleet_, {}, Producers(PrefixFeeder(sequence->prefixes_), InFlightLoad(mapped->options)),
-                             Named("serve", told(Leg::kServe)), Named("prefill", told(Leg::kPrefill)),
-                             Named("decode", told(Leg::kDecode)));
+    auto router = MakeRouter(
+        sequence->fleet_, {}, Producers(PrefixFeeder(sequence->prefixes_), InFlightLoad(mapped->options)),
+        Named("serve", told(Leg::kServe)), Named("prefill", told(Leg::kPrefill)), Named("decode", told(Leg::kDecode)));
     if (!router.ok()) return llmd::InLlmdTerms(router.status());
     sequence->router_ = std::make_unique<Router<NamedEndpoint>>(*std::move(router));
     return sequence;
@@ -56,7 +56,8 @@ class LoadSequence {
     } else {
       throw std::invalid_argument("no such step: " + kind);
     }
-    if (const absl::Status audit = router_->Audit(); !audit.ok()) throw std::runtime_error(std::string(audit.message()));
+    if (const absl::Status audit = router_->Audit(); !audit.ok())
+      throw std::runtime_error(std::string(audit.message()));
     actual["inflight"] = InFlight();
     return actual;
   }
@@ -123,7 +124,8 @@ class LoadSequence {
       *wanted_[static_cast<std::size_t>(Leg::kServe)] = row;
       {
         const Ticket<NamedEndpoint> ticket = RouteTo(RequestOf(step), {{Leg::kServe, "serve"}}).Take();
-        added[name] = InFlight().at(name).at("tokens").get<std::int64_t>() - before.at(name).at("tokens").get<std::int64_t>();
+        added[name] =
+            InFlight().at(name).at("tokens").get<std::int64_t>() - before.at(name).at("tokens").get<std::int64_t>();
       }
       if (InFlight() != before) throw std::runtime_error("a dropped ticket left something behind");
     }
@@ -155,6 +157,7 @@ Result RunInFlightLoadSequence(const Json& one_case) {
   std::size_t number = 0;
   for (const Json& step : one_case.at("steps")) {
     ++number;
+    if (step.size() != 1 + step.count("expect")) throw std::invalid_argument("a step that is not one action");
     for (const auto& item : step.items()) {
       if (item.key() == "expect") continue;
       const Json actual = (*sequence)->Run(item.key(), item.value());

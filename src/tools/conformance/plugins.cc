@@ -12,7 +12,9 @@
 namespace tokroute::conformance {
 namespace {
 
-absl::Status NoPlugin(const std::string& type) { return absl::NotFoundError(absl::StrCat("no plugin ", type, " yet")); }
+absl::Status NoPlugin(const std::string& type) {
+  return absl::UnimplementedError(absl::StrCat("no plugin ", type, " yet"));
+}
 
 // A plugin of options that were mapped, if both the mapping and the plugin's own Check accept them.
 template <class Plugin, class Options>
@@ -23,7 +25,8 @@ absl::StatusOr<Plugin> Checked(const absl::StatusOr<Options>& options) {
   return plugin;
 }
 
-absl::StatusOr<PrefixCacheAffinityFilter> MakeAffinityFilter(const absl::StatusOr<PrefixCacheAffinityOptions>& options) {
+absl::StatusOr<PrefixCacheAffinityFilter> MakeAffinityFilter(
+    const absl::StatusOr<PrefixCacheAffinityOptions>& options) {
   if (!options.ok()) return options.status();
   absl::StatusOr<PrefixCacheAffinityFilter> filter = PrefixCacheAffinityFilter::Create(*options);
   if (!filter.ok()) return llmd::InLlmdTerms(filter.status());

@@ -12,8 +12,8 @@ namespace tokroute::conformance {
 
 using llmd::Json;
 
-// kNotFound: no plugin of that name (yet); kUnimplemented: not with these parameters (yet); kInvalidArgument: refused, in
-// llm-d's terms.
+// kUnimplemented: no plugin of that name, or not with these parameters, yet; kInvalidArgument: refused, in llm-d's
+// terms.
 absl::StatusOr<AnyFilter> MakeFilter(const std::string& type, const Json& params);
 absl::StatusOr<AnyScorer> MakeScorer(const std::string& type, const Json& params);
 absl::StatusOr<AnyPicker> MakePicker(const std::string& type, const Json& params);

@@ -49,8 +49,8 @@ class PrefixSequence {
 
   // One index has one block size, so it is made when the first candidates have said theirs.
   //
-  // The vectors' smallest blocks are smaller than an index takes. Such a case is run with every token repeated and every
-  // block as many times as large, which keeps full blocks full, partial ones partial and equal prefixes equal.
+  // The vectors' smallest blocks are smaller than an index takes. Such a case is run with every token repeated and
+  // every block as many times as large, which keeps full blocks full, partial ones partial and equal prefixes equal.
   void Make(const Json& endpoints) {
     const Json first = endpoints.empty() ? Json::object() : endpoints[0];
     block_size_ = params_.BlockSize(IntegerOr(ChildOr(first, "metrics"), "cacheBlockSizeTokens", 0));
@@ -58,8 +58,9 @@ class PrefixSequence {
     const auto index = PrefixIndex::Create(params_.IndexOptions(block_size_ * repeat_));
     if (!index.ok()) throw std::invalid_argument(std::string(index.status().message()));
     index_ = *index;
-    auto router = MakeRouter(fleet_, {}, Producers(ApproximatePrefix(index_)), Named("look", Policy(MatchReader(found_))),
-                             Named("serve", Policy(ToldPicker(primary_))), Named("prefill", Policy(ToldPicker(prefill_))));
+    auto router =
+        MakeRouter(fleet_, {}, Producers(ApproximatePrefix(index_)), Named("look", Policy(MatchReader(found_))),
+                   Named("serve", Policy(ToldPicker(primary_))), Named("prefill", Policy(ToldPicker(prefill_))));
     if (!router.ok()) throw std::invalid_argument(std::string(router.status().message()));
     router_.emplace(*std::move(router));
   }
@@ -69,11 +70,13 @@ class PrefixSequence {
     if (prompts.size() != 1) throw NotYet{"several prompts in one request"};
     const std::vector<TokenId> given = ReadTokens(prompts[0]);
     const std::int64_t most = params_.MaxMatchTokens(block_size_);
-    if (most >= 0 && static_cast<std::int64_t>(given.size()) > most) throw NotYet{"a cap on the prefix that is looked at"};
+    if (most >= 0 && static_cast<std::int64_t>(given.size()) > most)
+      throw NotYet{"a cap on the prefix that is looked at"};
     // A cap below one block stops llm-d from looking at any.
     if (most >= 0 && most < block_size_) throw NotYet{"a cap on the prefix that is looked at"};
     Prompt prompt{.tokens = {}, .model = TextOr(step, "model", ""), .salt = TextOr(step, "cacheSalt", "")};
-    for (const TokenId token : given) prompt.tokens.insert(prompt.tokens.end(), static_cast<std::size_t>(repeat_), token);
+    for (const TokenId token : given)
+      prompt.tokens.insert(prompt.tokens.end(), static_cast<std::size_t>(repeat_), token);
     return prompt;
   }
 
@@ -108,7 +111,8 @@ class PrefixSequence {
     Json matches = Json::object();
     for (const MatchReader::Found& found : *found_) {
       const EndpointId id = IdInRow(found.row);
-      if (found.matched_tokens % index_block_size != 0) throw std::runtime_error("matched tokens that are no whole blocks");
+      if (found.matched_tokens % index_block_size != 0)
+        throw std::runtime_error("matched tokens that are no whole blocks");
       matches[candidates.at(id)] = {{"matchBlocks", found.matched_tokens / index_block_size},
                                     {"totalBlocks", match.prompt_blocks()},
                                     {"blockSizeTokens", index_block_size / repeat_}};
@@ -166,6 +170,7 @@ Result RunApproximatePrefixSequence(const Json& one_case) {
   try {
     for (const Json& step : one_case.at("steps")) {
       ++number;
+      if (step.size() != 1 + step.count("expect")) throw std::invalid_argument("a step that is not one action");
       for (const auto& item : step.items()) {
         if (item.key() == "expect") continue;
         const std::string found = Disagreement(ChildOr(step, "expect"), sequence.Run(item.key(), item.value()));

@@ -96,9 +96,10 @@ Result RunProfileCase(const Json& one_case) {
     if (!picker.ok()) return Result::Of(picker.status());
 
     Fleet<NamedEndpoint> fleet;
-    auto router = MakeRouter(
-        fleet, {.seed = seed}, Producers(LoadFeeder(), PrefixFeeder(std::make_shared<PrefixFeeder::Table>(inputs.endpoints))),
-        Named("profile", Policy(std::move(parts->filters), std::move(parts->scorers), *std::move(picker))));
+    auto router =
+        MakeRouter(fleet, {.seed = seed},
+                   Producers(LoadFeeder(), PrefixFeeder(std::make_shared<PrefixFeeder::Table>(inputs.endpoints))),
+                   Named("profile", Policy(std::move(parts->filters), std::move(parts->scorers), *std::move(picker))));
     if (!router.ok()) return Result::Of(router.status());
     for (const EndpointInputs& row : inputs.endpoints) {
       const absl::StatusOr<EndpointId> id = fleet.Add({.endpoint_name = row.name});
@@ -109,9 +110,11 @@ Result RunProfileCase(const Json& one_case) {
 
     Trace trace;
     const Evaluation evaluation = router->Evaluate({.prompt_tokens = inputs.prompt_tokens}, {.trace = &trace});
-    Json actual = {{"scorersRun", CountCalled(parts->scorers_called)}, {"filtersRun", CountCalled(parts->filters_called)}};
+    Json actual = {{"scorersRun", CountCalled(parts->scorers_called)},
+                   {"filtersRun", CountCalled(parts->filters_called)}};
     if (evaluation.ok() == expect.contains("error")) {
-      return Result::Failed(absl::StrCat(evaluation.ok() ? "want a refusal, got: " : "refused: ", evaluation.ToString()));
+      return Result::Failed(
+          absl::StrCat(evaluation.ok() ? "want a refusal, got: " : "refused: ", evaluation.ToString()));
     }
     if (evaluation.ok()) {
       Json survivors = Json::array(), totals = Json::object();
@@ -126,7 +129,8 @@ Result RunProfileCase(const Json& one_case) {
       const std::string picked(evaluation.decision.endpoint_name());
       const Json any_of = expect.value("pickedAnyOf", Json::array({picked}));
       if (std::find(any_of.begin(), any_of.end(), Json(picked)) == any_of.end()) {
-        return Result::Failed(absl::StrCat("picked: want one of ", any_of.dump(), ", got ", picked, " (seed ", seed, ")"));
+        return Result::Failed(
+            absl::StrCat("picked: want one of ", any_of.dump(), ", got ", picked, " (seed ", seed, ")"));
       }
     } else {
       actual["code"] = CodeOf(evaluation.refusal.reason);

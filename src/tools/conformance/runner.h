@@ -25,8 +25,8 @@ struct Tally {
 // Failures: a case that disagrees; one that is listed as a difference and is not allowed to, does not differ after all,
 // or does not do what the list says instead; with `complete`, a difference that no case meets. The last line written is
 // "N passed, N failed, N skipped".
-Tally RunFiles(const std::vector<VectorFile>& files, const std::vector<Difference>& differences, const RunOptions& options,
-               std::ostream& out);
+Tally RunFiles(const std::vector<VectorFile>& files, const std::vector<Difference>& differences,
+               const RunOptions& options, std::ostream& out);
 
 }  // namespace tokroute::conformance
 

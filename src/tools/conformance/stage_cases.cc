@@ -82,7 +82,8 @@ std::string TiersDisagree(const Json& tiers, const std::vector<std::string>& tar
     for (std::int64_t i = 0; i < IntegerOr(tier, "take", 0); ++i, ++at) {
       if (at == targets.size()) return absl::StrCat("targets: want more than ", targets.size());
       const auto found = std::find(left.begin(), left.end(), targets[at]);
-      if (found == left.end()) return absl::StrCat("target ", at, ": want one of ", Json(left).dump(), ", got ", targets[at]);
+      if (found == left.end())
+        return absl::StrCat("target ", at, ": want one of ", Json(left).dump(), ", got ", targets[at]);
       left.erase(found);
     }
   }
@@ -91,7 +92,8 @@ std::string TiersDisagree(const Json& tiers, const std::vector<std::string>& tar
 
 std::string SharesDisagree(const char* key, const Json& expected, const std::map<std::string, std::int64_t>& counts,
                            std::int64_t trials, double tolerance) {
-  if (expected.size() != counts.size()) return absl::StrCat(key, ": want ", expected.size(), " endpoints, got ", counts.size());
+  if (expected.size() != counts.size())
+    return absl::StrCat(key, ": want ", expected.size(), " endpoints, got ", counts.size());
   for (const auto& [name, count] : counts) {
     if (!expected.contains(name)) return absl::StrCat(key, ".", name, ": not in the case");
     const double share = static_cast<double>(count) / static_cast<double>(trials);
@@ -122,8 +124,9 @@ Result RunScoreCase(const std::string& plugin, const Json& one_case) {
   if (!scorer.ok()) return Result::Of(scorer.status());
   const StageInputs inputs = ReadStageInputs(one_case);
   const Columns columns(inputs);
-  const std::vector<float> raw = testing::ScoresOf(*std::move(scorer), columns.request, columns.matched, columns.weighted,
-                                                   columns.uncached, columns.in_flight, columns.active, columns.peak);
+  const std::vector<float> raw =
+      testing::ScoresOf(*std::move(scorer), columns.request, columns.matched, columns.weighted, columns.uncached,
+                        columns.in_flight, columns.active, columns.peak);
   Json scores = Json::object();
   std::uint32_t clamped = 0;
   for (std::size_t row = 0; row < raw.size(); ++row) {
@@ -198,7 +201,10 @@ Result RunConfigCase(const std::string& plugin, const Json& one_case) {
     return Result::Of(effective.status());
   }
   const std::string message(effective.status().message());
-  if (!effective.ok() && expect.at("valid").get<bool>()) return Result::Failed("valid: want true, got: " + message);
+  if (effective.ok() != expect.at("valid").get<bool>()) {
+    return Result::Failed(effective.ok() ? "valid: want a refusal, got none"
+                                         : "valid: want none, got a refusal: " + message);
+  }
   Json actual = {{"valid", effective.ok()}};
   if (effective.ok()) {
     actual["effective"] = *effective;

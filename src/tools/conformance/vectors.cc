@@ -26,7 +26,8 @@ absl::StatusOr<VectorFile> ReadFile(const std::filesystem::path& path) {
     return absl::InvalidArgumentError(absl::StrCat(path.string(), ": not JSON: ", error.what()));
   }
   if (!content.is_array()) {
-    return absl::InvalidArgumentError(absl::StrCat(path.string(), ": want an array of cases, got ", content.type_name()));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.string(), ": want an array of cases, got ", content.type_name()));
   }
   std::set<std::string> names;
   for (std::size_t i = 0; i < content.size(); ++i) {
@@ -69,7 +70,8 @@ std::string Compare(const std::string& path, const Json& expected, const Json& a
   }
   if (expected.is_object() && actual.is_object()) {
     for (const auto& item : expected.items()) {
-      if (!actual.contains(item.key())) return absl::StrCat(path, ".", item.key(), ": want ", item.value().dump(), ", got none");
+      if (!actual.contains(item.key()))
+        return absl::StrCat(path, ".", item.key(), ": want ", item.value().dump(), ", got none");
       const std::string found = Compare(path + "." + item.key(), item.value(), actual[item.key()], tolerance, keys);
       if (!found.empty()) return found;
     }
@@ -97,7 +99,8 @@ std::string CompareMatch(const Json& expected, const Json& actual) {
 
 absl::StatusOr<std::vector<VectorFile>> ReadFolder(const std::string& folder) {
   std::error_code error;
-  if (!std::filesystem::is_directory(folder, error)) return absl::NotFoundError(absl::StrCat(folder, ": no such folder"));
+  if (!std::filesystem::is_directory(folder, error))
+    return absl::NotFoundError(absl::StrCat(folder, ": no such folder"));
   std::vector<std::filesystem::path> paths;
   std::filesystem::directory_iterator entries(folder, error);
   if (error) return absl::NotFoundError(absl::StrCat(folder, ": ", error.message()));
@@ -119,7 +122,8 @@ std::int64_t IntegerOr(const Json& object, const char* key, std::int64_t unless_
   const auto found = object.find(key);
   if (found == object.end() || found->is_null()) return unless_given;
   // nlohmann would cut a fraction off.
-  if (!found->is_number_integer()) throw std::invalid_argument(absl::StrCat(key, ": want an integer, got ", found->dump()));
+  if (!found->is_number_integer())
+    throw std::invalid_argument(absl::StrCat(key, ": want an integer, got ", found->dump()));
   return found->get<std::int64_t>();
 }
 

@@ -15,16 +15,16 @@ namespace tokroute::conformance {
 using Json = nlohmann::json;
 
 struct VectorFile {
-  std::string plugin;        // The file's name without ".json".
-  std::vector<Json> cases;   // Each an object with a name that is unique in the file.
+  std::string plugin;       // The file's name without ".json".
+  std::vector<Json> cases;  // Each an object with a name that is unique in the file.
 };
 
 // The vector files of a folder, by name. Errors name the folder, the file and what is wrong with it: no such folder, no
 // vector file in it, not JSON, not an array of named cases.
 absl::StatusOr<std::vector<VectorFile>> ReadFolder(const std::string& folder);
 
-// Reads fields, with a default where they are absent or null. A field of another type throws nlohmann's exception, which
-// names the types; whoever runs a case turns that into its failure.
+// Reads fields, with a default where they are absent or null. A field of another type throws nlohmann's exception,
+// which names the types; whoever runs a case turns that into its failure.
 std::int64_t IntegerOr(const Json& object, const char* key, std::int64_t unless_given);
 std::string TextOr(const Json& object, const char* key, const std::string& unless_given);
 // The object or array under a key; an empty one where it is absent or null.
