@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,11 +28,15 @@ using testing_support::MakePrompt;
 using testing_support::TestSeed;
 using testing_support::Upstream;
 
+// TOKROUTE_STORM_STEPS overrides: the heavy run takes ten million.
+std::uint64_t Steps() {
+  if (const char* text = std::getenv("TOKROUTE_STORM_STEPS")) return std::strtoull(text, nullptr, 10);
 #if defined(NDEBUG)
-constexpr std::uint64_t kSteps = kSanitized ? 200'000 : 1'000'000;
+  return kSanitized ? 200'000 : 1'000'000;
 #else
-constexpr std::uint64_t kSteps = 200'000;
+  return 200'000;
 #endif
+}
 constexpr std::uint32_t kThreads = 4, kNames = 12;
 constexpr std::size_t kOwnTickets = 48, kSharedTickets = 8;
 constexpr std::string_view kPolicies[] = {"", "prefill-bound", "least", "rotate", "warm"};
@@ -289,7 +294,7 @@ class Storm {
   void RunThread(std::uint32_t thread) {
     Random random = Random::For(seed_, thread, 0);
     std::vector<Ticket<Upstream>> own(kOwnTickets);
-    for (std::uint64_t step = 0; step < kSteps / kThreads && !::testing::Test::HasFailure(); ++step) {
+    for (std::uint64_t step = 0; step < steps_ / kThreads && !::testing::Test::HasFailure(); ++step) {
       Ticket<Upstream>& ticket = own[random.Below(kOwnTickets)];
       const std::uint32_t roll = random.Below(1'000);
       if (roll % 64 == 0) std::this_thread::yield();  // So that threads interleave even on one core.
@@ -330,7 +335,8 @@ class Storm {
       } else if (roll < 940) {
         ChangeFleet(random);
       } else if (roll < 960) {
-        const std::int64_t now = clock_.fetch_add(50) + 50;
+        std::int64_t now = clock_.fetch_add(50) + 50;
+        if (random.Below(40) == 0) now += random.Below(2) == 0 ? 1'000'000 : -1'000'000;  // The clock jumps, either way.
         expired_.fetch_add(router_->Expire(std::chrono::nanoseconds(now)));
         if (random.Below(4) == 0) expired_.fetch_add(second_->Expire(std::chrono::nanoseconds(now)));
       } else if (roll < 965) {
@@ -344,7 +350,7 @@ class Storm {
     }
   }
 
-  const std::uint64_t seed_;
+  const std::uint64_t seed_, steps_ = Steps();
   const std::vector<std::vector<TokenId>> prompts_ = MakePrompts();
   Fleet<Upstream> fleet_;
   std::shared_ptr<PrefixIndex> index_;
@@ -356,7 +362,7 @@ class Storm {
 
 TEST(LifecycleStormTest, EveryBookingIsReleasedOnceWhateverFourThreadsDo) {
   const std::uint64_t seed = TestSeed(20'260'731);
-  std::printf("%llu steps, %u threads\n", static_cast<unsigned long long>(kSteps), kThreads);
+  std::printf("%llu steps, %u threads\n", static_cast<unsigned long long>(Steps()), kThreads);
   Storm storm(seed);
   storm.Run();
   if (HasFailure()) return;

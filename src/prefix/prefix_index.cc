@@ -186,7 +186,7 @@ class PrefixIndex::Impl {
     Path path{.shortened = shortened};
     std::int64_t wanted = count;
     // Down the runs that are there already.
-    std::uint32_t fork = kNone;
+    std::uint32_t forked = kNone;
     std::uint32_t matched = 0;
     while (path.depth < count) {
       const std::uint32_t child = table_.Find(keys[static_cast<std::size_t>(path.depth)]);
@@ -199,15 +199,15 @@ class PrefixIndex::Impl {
       }
       matched = MatchLength(NodeAt(child), keys.subspan(static_cast<std::size_t>(path.depth)));
       if (matched < NodeAt(child).length) {
-        fork = child;
+        forked = child;
         break;
       }
       path.end = child;
       path.depth += matched;
     }
     AddReference(path.end);
-    if (fork != kNone) {
-      const std::uint32_t upper = Split(fork, matched, owner);
+    if (forked != kNone) {
+      const std::uint32_t upper = Split(forked, matched, owner);
       if (upper == kNone) {
         path.shortened = true;
         wanted = path.depth;
