@@ -9,13 +9,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <numeric>
 #include <span>
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "check_main.h"
 #include "tokroute/prefix/block_key.h"
 #include "tokroute/request.h"
 
@@ -26,10 +25,10 @@ namespace {
 
 using tokroute::BlockKey;
 using tokroute::TokenId;
+using tokroute::benchmarks::Median;
 
 constexpr std::size_t kPromptTokens = 70'016;
 constexpr double kMostRatio = 1.25;
-bool within_limits = true;
 
 template <std::size_t kBlock>
 void HashIndependently(const TokenId* tokens, std::size_t blocks, std::uint64_t* out) {
@@ -37,12 +36,6 @@ void HashIndependently(const TokenId* tokens, std::size_t blocks, std::uint64_t*
 }
 
 double Seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
-double Median(std::vector<double>& values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 template <std::size_t kBlock>
 void BM_BlockKeysHash(benchmark::State& state) {
@@ -80,7 +73,9 @@ void BM_BlockKeysHash(benchmark::State& state) {
     state.SetIterationTime(Seconds(end - middle));
   }
   const double ratio = Median(ratios);
-  within_limits = within_limits && ratio <= kMostRatio;
+  // The first, short trial runs are cold and say nothing.
+  tokroute::benchmarks::TheLimits().Require(ratios.size() < 100 || ratio <= kMostRatio,
+                                            "block keys take more than 1.25 times their floor", state);
   state.counters["floor_us"] = Median(floors) * 1e6;
   state.counters["ratio"] = ratio;
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(kPromptTokens * sizeof(TokenId)));
@@ -91,24 +86,4 @@ BENCHMARK_TEMPLATE(BM_BlockKeysHash, 512)->UseManualTime()->Unit(benchmark::kMic
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  bool check = false;
-  int kept = 1;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--check") == 0) {
-      check = true;
-    } else {
-      argv[kept++] = argv[i];
-    }
-  }
-  argc = kept;
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  if (check && !within_limits) {
-    std::fprintf(stderr, "block keys take more than %.2f times their floor\n", kMostRatio);
-    return 1;
-  }
-  return 0;
-}
+int main(int argc, char** argv) { return tokroute::benchmarks::Main(argc, argv); }

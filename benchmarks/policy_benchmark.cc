@@ -8,14 +8,13 @@
 // drifts by more than what is measured here.
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "check_main.h"
 #include "tokroute/tokroute.h"
 
 namespace {
@@ -217,12 +216,7 @@ std::shared_ptr<tokroute::internal::PolicyBase> MakeBound(Kind kind, bool two, c
   return policy;
 }
 
-double Median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-
-bool check = false, check_failed = false;
+using tokroute::benchmarks::Median;
 
 // Args: endpoints, situation, scorers, erased.
 void BM_Policy(benchmark::State& state) {
@@ -264,12 +258,8 @@ void BM_Policy(benchmark::State& state) {
   state.counters["hand_ns"] = hand;
   state.counters["composed_ns"] = composed;
   state.counters["ratio"] = ratio;
-  if (!check || ratios.size() < 100) return;
-  const bool ok = kind == Kind::kErased ? ratio <= 1.5 : ratio <= 1.15 || (endpoints == 8 && composed - hand <= 25);
-  if (!ok) {
-    check_failed = true;
-    state.SkipWithError("slower than it may be");
-  }
+  const bool held = kind == Kind::kErased ? ratio <= 1.5 : ratio <= 1.15 || (endpoints == 8 && composed - hand <= 25);
+  tokroute::benchmarks::TheLimits().Require(held, "composed parts are slower than they may be", state);
 }
 BENCHMARK(BM_Policy)
     ->ArgNames({"endpoints", "situation", "scorers", "erased"})
@@ -279,17 +269,4 @@ BENCHMARK(BM_Policy)
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--check") != 0) continue;
-    check = true;
-    std::copy(argv + i + 1, argv + argc, argv + i);
-    --argc;
-    break;
-  }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  benchmark::RunSpecifiedBenchmarks();
-  if (check_failed) std::fprintf(stderr, "check failed: a composed policy costs more than it may\n");
-  return check_failed ? 1 : 0;
-}
+int main(int argc, char** argv) { return tokroute::benchmarks::Main(argc, argv); }

@@ -7,13 +7,12 @@
 // when Record begins. What lies between is the lock, the decision and the booking.
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "check_main.h"
 #include "tokroute/tokroute.h"
 
 namespace {
@@ -106,8 +105,6 @@ World& WorldOf(std::uint32_t endpoints) {
   return *worlds.back().second;
 }
 
-bool check_failed = false, check = false;
-
 // range(0): endpoints. range(1): prompt tokens. range(2): 1 warm (a stored conversation's beginning), 0 cold.
 void BM_Route(benchmark::State& state) {
   World& world = WorldOf(static_cast<std::uint32_t>(state.range(0)));
@@ -140,10 +137,9 @@ void BM_Route(benchmark::State& state) {
   state.counters["section_ns_p50"] = median;
   state.counters["decisions/s"] = benchmark::Counter(static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
   // The first, short trial runs are cold and say nothing.
-  if (check && state.range(0) == 128 && section.size() >= 1000 && median > 2000) {
-    check_failed = true;
-    state.SkipWithError("section above 2 us at 128 endpoints");
-  }
+  const bool trial = section.size() < 1000;
+  tokroute::benchmarks::TheLimits().Require(trial || state.range(0) != 128 || median <= 2000,
+                                            "the section takes more than 2 us at 128 endpoints", state);
 }
 BENCHMARK(BM_Route)
     ->ArgNames({"endpoints", "tokens", "warm"})
@@ -153,17 +149,4 @@ BENCHMARK(BM_Route)
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--check") != 0) continue;
-    check = true;
-    std::copy(argv + i + 1, argv + argc, argv + i);
-    --argc;
-    break;
-  }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  benchmark::RunSpecifiedBenchmarks();
-  if (check_failed) std::fprintf(stderr, "check failed: the critical section is too long\n");
-  return check_failed ? 1 : 0;
-}
+int main(int argc, char** argv) { return tokroute::benchmarks::Main(argc, argv); }

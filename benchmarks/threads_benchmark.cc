@@ -8,14 +8,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "check_main.h"
 #include "tokroute/tokroute.h"
 
 namespace {
@@ -65,12 +64,7 @@ bool Work(Router& router, std::vector<std::vector<tokroute::TokenId>>& prompts, 
   return true;
 }
 
-double Median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-
-bool check = false, check_failed = false;
+using tokroute::benchmarks::Median;
 
 void BM_TwoThreads(benchmark::State& state) {
   Side shared, own[kThreads];
@@ -107,26 +101,11 @@ void BM_TwoThreads(benchmark::State& state) {
   state.counters["one_router_per_s"] = Median(together);
   state.counters["two_routers_per_s"] = Median(apart);
   state.counters["ratio"] = Median(ratios);
-  if (check && Median(ratios) < 0.75) {
-    check_failed = true;
-    state.SkipWithError("one router is slower on two threads than it may be");
-  }
+  tokroute::benchmarks::TheLimits().Require(Median(ratios) >= 0.75, "one router is slower on two threads than it may be",
+                                            state);
 }
 BENCHMARK(BM_TwoThreads)->Iterations(9)->Unit(benchmark::kMillisecond)->UseRealTime();
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--check") != 0) continue;
-    check = true;
-    std::copy(argv + i + 1, argv + argc, argv + i);
-    --argc;
-    break;
-  }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  benchmark::RunSpecifiedBenchmarks();
-  if (check_failed) std::fprintf(stderr, "check failed: two threads on one router get in each other's way\n");
-  return check_failed ? 1 : 0;
-}
+int main(int argc, char** argv) { return tokroute::benchmarks::Main(argc, argv); }

@@ -41,7 +41,7 @@ struct [[nodiscard]] Evaluation {
 
 // Copies are handles on one router. Every method may be called from any thread; none throws. Two routers on one fleet do
 // not see each other's load: put several policies into one router instead (MakeRouter, SetPolicy), they share ledger and
-// prefix index.
+// prefix index. A moved-from handle may only be destroyed or assigned to.
 template <class E>
 class Router {
  public:

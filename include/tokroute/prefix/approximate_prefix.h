@@ -20,7 +20,8 @@ namespace tokroute {
 inline namespace v0 {
 
 // One index may serve several routers over one fleet. A request with text only, or shorter than a block, matches nothing
-// and records nothing. Endpoints' CapacityTokens (traits) become the index's capacities. A request with block keys of
+// and records nothing. Endpoints' CapacityTokens (traits) become the index's capacities; 0 leaves
+// what the index was told before. A request with block keys of
 // another block size is refused.
 class ApproximatePrefix {
  public:
