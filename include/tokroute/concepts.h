@@ -123,9 +123,10 @@ concept LoadProducer = requires(L& l, WritableColumns<typename L::Produces> own,
 // Optional: `RequestFault Check(const Request&) const noexcept` refuses a request it cannot read;
 // `void FillNew(const Request&, Own, Row) noexcept` completes the zeroed columns of a row whose occupant came after Fill
 // (inside the section: O(1), no locks); `Receipt Move(Receipt&, const FleetView&, const Booking& to) noexcept` follows
-// Ticket::MoveTo (without it the old receipt is released as aborted and the ticket goes on with a default-made one); `void OnEndpointAdded(EndpointId, const EndpointFacts&) noexcept` is told of each endpoint version
-// (also after Fleet::Update), and `void OnFleetChanged(const FleetView&) noexcept` that endpoints may be gone; both
-// outside the section, on the thread that noticed.
+// Ticket::MoveTo (without it the old receipt is released as aborted and the ticket goes on with a default-made one);
+// `void OnEndpointAdded(EndpointId, const EndpointFacts&) noexcept` is told of each endpoint version (also after
+// Fleet::Update), and `void OnFleetChanged(const FleetView&) noexcept` that endpoints may be gone; both outside the
+// section, on the thread that noticed.
 template <class L>
 concept RequestProducer =
     std::is_trivially_copyable_v<typename L::Receipt> && std::default_initializable<typename L::Receipt> &&

@@ -124,7 +124,7 @@ TEST(MaxScorePickerTest, TiesWithinEveryRankAreRandom) {
   EXPECT_NEAR(static_cast<double>(second[1]), 3'000, 160);  // 4 standard deviations.
   EXPECT_EQ(second[1] + second[4], 6'000);
   EXPECT_EQ(second[1], third[4]);
-  for (Row row : {0, 2, 5}) {
+  for (Row row : {0U, 2U, 5U}) {
     EXPECT_NEAR(static_cast<double>(fourth[row]), 2'000, 150);
     EXPECT_NEAR(static_cast<double>(fifth[row]), 2'000, 150);
   }
