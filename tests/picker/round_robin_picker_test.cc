@@ -33,7 +33,7 @@ TEST(RoundRobinPickerTest, LongestUnusedWhateverTheTotals) {
 TEST(RoundRobinPickerTest, NeverUsedComeFirstAndAreDrawn) {
   const auto counts = CountPicks(RoundRobinPicker{}, 3'000, std::vector<double>(5), Last{{0, 4, 0, 2, 0}});
   EXPECT_EQ(counts[1] + counts[3], 0);
-  for (Row never : {0, 2, 4}) EXPECT_NEAR(static_cast<double>(counts[never]), 1'000, 105);
+  for (Row never : {0U, 2U, 4U}) EXPECT_NEAR(static_cast<double>(counts[never]), 1'000, 105);
   EXPECT_EQ(PickOf(RoundRobinPicker{}, {}, std::vector<double>(5), Last{{0, 4, 0, 2, 0}}).choice.tied, 3U);
 }
 

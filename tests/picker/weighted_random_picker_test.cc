@@ -70,7 +70,7 @@ TEST(WeightedRandomPickerTest, MoreWantedThanPositivesFillsUpWithZeros) {
     ASSERT_TRUE((targets[0] == 1 || targets[0] == 3) && (targets[1] == 1 || targets[1] == 3));
     ++last[targets[2]];
   }
-  for (Row zero : {0, 2, 4}) EXPECT_NEAR(static_cast<double>(last[zero]), 1'000, 105);
+  for (Row zero : {0U, 2U, 4U}) EXPECT_NEAR(static_cast<double>(last[zero]), 1'000, 105);
 }
 
 TEST(WeightedRandomPickerTest, DrawsWithoutReplacement) {  // 2:1:1, two of three: 5/6, 7/12, 7/12.
