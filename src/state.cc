@@ -12,7 +12,6 @@
 namespace tokroute::internal {
 namespace {
 
-using Phase = BookingEntry::Phase;
 constexpr std::int64_t kNoDeadline = std::numeric_limits<std::int64_t>::max();
 
 // A column is zeroed address space until a row is used: calloc of this size maps pages that nobody has touched.
@@ -27,11 +26,34 @@ Refusal RefuseFault(const RequestFault& fault) noexcept {
   return refusal;
 }
 
+// Tells threads apart, from 0. A hint and no more: what it chooses (a scratch, a free list) works for any thread.
+std::uint32_t ThreadNumber() noexcept {
+  static std::atomic<std::uint32_t> threads{0};
+  thread_local const std::uint32_t number = threads.fetch_add(1, std::memory_order_relaxed);
+  return number;
+}
+
 bool Excluded(EndpointId id, std::span<const EndpointId> exclude) noexcept {
   return std::find(exclude.begin(), exclude.end(), id) != exclude.end();
 }
 
 }  // namespace
+
+// ---- The critical section: the lock, with everything settled that happened before.
+
+class TOKROUTE_SCOPED_CAPABILITY State::Section {
+ public:
+  explicit Section(State& state) noexcept TOKROUTE_ACQUIRE(state.mutex_) : state_(state) {
+    state.mutex_.lock();
+    state.Settle(state.queue_.TakeAll());
+  }
+  ~Section() TOKROUTE_RELEASE() { state_.mutex_.unlock(); }
+  Section(const Section&) = delete;
+  Section& operator=(const Section&) = delete;
+
+ private:
+  State& state_;
+};
 
 // ---- Scratch: one per routing thread, from a pool.
 
@@ -39,10 +61,8 @@ class State::ScratchLease {
  public:
   explicit ScratchLease(State& state) noexcept : state_(state) {
     // A slot of its own for each of the first 64 threads, so that a thread is warm after its first request, whatever the
-    // others do. The number is a hint and no more: threads that share one make do with the next.
-    static std::atomic<std::uint32_t> threads{0};
-    thread_local const std::uint32_t number = threads.fetch_add(1, std::memory_order_relaxed);
-    home_ = number % kScratchSlots;
+    // others do. Threads that share one make do with the next.
+    home_ = ThreadNumber() % kScratchSlots;
     scratch_ = state_.scratch_slots_[home_].scratch.exchange(nullptr, std::memory_order_acquire);
     if (scratch_ == nullptr) scratch_ = state_.NewScratch().release();
   }
@@ -68,6 +88,12 @@ class State::ScratchLease {
 std::unique_ptr<State::Scratch> State::NewScratch() const noexcept {
   std::unique_ptr<Scratch> scratch(new (std::nothrow) Scratch);
   if (scratch == nullptr) return nullptr;
+  scratch->survivor_rows.reset(new (std::nothrow) Row[3 * kMaxEndpoints]);
+  scratch->totals.reset(new (std::nothrow) double[kMaxEndpoints]);
+  if (scratch->survivor_rows == nullptr || scratch->totals == nullptr) return nullptr;
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    scratch->survivors.buffers[i] = &scratch->survivor_rows[std::size_t{i} * kMaxEndpoints];
+  }
   for (const OwnColumn& column : columns_) scratch->table.columns[column.position] = column.values.get();
   for (std::uint32_t i = 0; i < layout_.count; ++i) {
     if (!layout_.per_request[i]) continue;
@@ -151,12 +177,9 @@ absl::Status State::Init(std::vector<std::shared_ptr<PolicyBase>> policies) {
     if (absl::Status status = policies[i]->Bind(layout_); !status.ok()) return status;
   }
 
-  survivor_rows_.reset(new Row[3 * kMaxEndpoints]);
   MutexLock lock(mutex_);
   policies_ = std::move(policies);
   for (const OwnColumn& column : columns_) table_.columns[column.position] = column.values.get();
-  for (std::uint32_t i = 0; i < 3; ++i) survivors_.buffers[i] = &survivor_rows_[std::size_t{i} * kMaxEndpoints];
-  totals_.reset(new double[kMaxEndpoints]);
   incarnations_.assign(kMaxEndpoints, 0);
   snapshot_ = std::make_shared<const FleetSnapshot>();
   slab_.Attach(BookingSlab::NewChunk(slab_.NextChunkSize()));
@@ -201,7 +224,7 @@ void State::SyncFleet() noexcept {
   if (told_ != nullptr && fresh->version <= told_->version) return;
   const auto width = static_cast<std::uint32_t>(fresh->slots.size());
   {
-    MutexLock lock(mutex_);
+    const Section section(*this);
     for (Row row = 0; row < kMaxEndpoints; ++row) {
       if (row >= width && row >= table_.width) break;
       const std::uint32_t incarnation = row < width ? fresh->slots[row].incarnation : 0;
@@ -339,22 +362,22 @@ bool State::Decide(const Request& request, Scratch& scratch, const LegPolicy& le
 
   const std::vector<Row>& rows = snapshot_->RowsFor(request.model);
   if (rows.empty()) return refuse(WhyNobody(request.model, refusal.considered));
-  survivors_.rows = rows.data();
-  survivors_.count = static_cast<std::uint32_t>(rows.size());
+  scratch.survivors.rows = rows.data();
+  scratch.survivors.count = static_cast<std::uint32_t>(rows.size());
   if (!exclude.empty() || also_exclude != nullptr) {
-    Row* kept = survivors_.SpareBuffer();
+    Row* kept = scratch.survivors.SpareBuffer();
     std::uint32_t count = 0;
     for (Row row : rows) {
       const EndpointId id{row, incarnations_[row]};
       if (!Excluded(id, exclude) && (also_exclude == nullptr || id != *also_exclude)) kept[count++] = row;
     }
-    refusal.considered = survivors_.count;
+    refusal.considered = scratch.survivors.count;
     if (count == 0) return refuse(RefusalReason::kAllExcluded);
-    survivors_.rows = kept;
-    survivors_.count = count;
+    scratch.survivors.rows = kept;
+    scratch.survivors.count = count;
   }
 
-  DecideInput input(request, scratch.table, survivors_, totals_.get());
+  DecideInput input(request, scratch.table, scratch.survivors, scratch.totals.get());
   input.seed = options_.seed;
   input.decision = number;
   input.now = now;
@@ -422,9 +445,19 @@ void State::ReleaseLeg(BookingEntry& entry, const Outcome& outcome) noexcept {
   for (AnyLoadProducer& producer : load_) producer.OnReleased(own, entry.booking, outcome);
 }
 
-bool State::End(BookingEntry* ticket, const Outcome& outcome, Phase phase) noexcept {
-  if (ticket->phase != Phase::kLive) return false;
-  ticket->phase = phase;
+void State::Prefilled(BookingEntry* ticket) noexcept {
+  for (BookingEntry* leg = ticket; leg != nullptr; leg = leg->next_leg) {
+    if (leg->booking.prefilled) continue;
+    if (Current(leg->booking)) {
+      const WritableColumns<RuntimeSignals> own(table_);
+      for (AnyLoadProducer& producer : load_) producer.OnFirstToken(own, leg->booking);
+    }
+    leg->booking.prefilled = true;
+  }
+}
+
+void State::End(BookingEntry* ticket, const Outcome& outcome) noexcept {
+  ticket->live = false;
   if (ticket->deadline_ns != kNoDeadline) --deadlines_;
   ticket->deadline_ns = kNoDeadline;
   for (BookingEntry* leg = ticket; leg != nullptr; leg = leg->next_leg) ReleaseLeg(*leg, outcome);
@@ -435,7 +468,33 @@ bool State::End(BookingEntry* ticket, const Outcome& outcome, Phase phase) noexc
         static_cast<std::uint64_t>(ticket->booking.prompt_tokens - ticket->booking.uncached_tokens);
     metrics_.reported_cached_tokens += static_cast<std::uint64_t>(outcome.cached_tokens);
   }
-  return true;
+}
+
+void State::Give(BookingEntry* ticket) noexcept {
+  while (ticket != nullptr) {
+    BookingEntry* next = ticket->next_leg;
+    slab_.Give(ticket);
+    ticket = next;
+  }
+}
+
+// Brings the books up to date with what the chained tickets were told.
+void State::Settle(BookingEntry* ticket) noexcept {
+  while (ticket != nullptr) {
+    BookingEntry* next = ticket->next;
+    std::uint32_t events = ticket->events.load(std::memory_order_acquire);
+    do {  // Until nothing was added meanwhile.
+      if (ticket->live && (events & BookingEntry::kFirstToken) != 0) Prefilled(ticket);
+      if (ticket->live && (events & BookingEntry::kEnded) != 0) End(ticket, ticket->outcome);
+      if ((events & (BookingEntry::kDropped | BookingEntry::kBusy)) == BookingEntry::kDropped) {
+        Give(ticket);
+        --tickets_;
+        break;
+      }
+    } while (!ticket->events.compare_exchange_weak(events, events & ~std::uint32_t{BookingEntry::kQueued},
+                                                   std::memory_order_acq_rel, std::memory_order_acquire));
+    ticket = next;
+  }
 }
 
 // ---- Outside again.
@@ -453,17 +512,42 @@ void State::TellReleased(BookingEntry* ticket, const Outcome& outcome) noexcept 
   }
 }
 
-void State::Free(BookingEntry* ticket) noexcept {
-  for (BookingEntry* leg = ticket; leg != nullptr; leg = leg->next_leg) {  // May run the endpoint's destructor: no lock.
+// May run an endpoint's destructor, which is the user's code.
+void State::LetGo(BookingEntry* ticket) noexcept {
+  for (BookingEntry* leg = ticket; leg != nullptr; leg = leg->next_leg) {
     leg->decision.record.reset();
     leg->decision.policy.reset();
   }
-  MutexLock lock(mutex_);
-  while (ticket != nullptr) {
-    BookingEntry* next = ticket->next_leg;
-    slab_.Give(ticket);
-    ticket = next;
+}
+
+// Its books are settled by whoever takes the lock next: a decision, mostly. Without any router handle there will be none,
+// so then the caller does it. With kDropped among the events, ticket and state may be gone on return.
+void State::Queue(BookingEntry* ticket) noexcept {
+  if (queue_.Add(ticket)) return;
+  bool last = false;
+  {
+    MutexLock lock(mutex_);
+    ticket->next = nullptr;
+    Settle(ticket);
+    last = tickets_ == 0;
   }
+  if (last) delete this;
+}
+
+// The last handle is gone. Whatever tickets were told until now is settled here, and what comes later by them.
+void State::Orphan() noexcept {
+  bool last = false;
+  {
+    MutexLock lock(mutex_);
+    Settle(queue_.Close());
+    last = tickets_ == 0;
+  }
+  if (last) delete this;
+}
+
+void State::CountIgnored(std::uint32_t events, bool ended) noexcept {
+  const Section section(*this);
+  ++(ended && (events & BookingEntry::kExpired) == 0 ? metrics_.repeated_events : metrics_.late_events);
 }
 
 // ---- What handles call.
@@ -484,7 +568,7 @@ BookingEntry* State::Route(const Request& given, const RouteOptions& options, Re
   }
   if (fault || !Prepare(request, fault)) {
     refusal = RefuseFault(fault);
-    MutexLock lock(mutex_);
+    const Section section(*this);
     ++metrics_.refusals[static_cast<std::size_t>(RefusalReason::kBadRequest)];
     return nullptr;
   }
@@ -492,7 +576,7 @@ BookingEntry* State::Route(const Request& given, const RouteOptions& options, Re
   const ScratchLease lease(*this);
   if (lease.get() == nullptr) {
     refusal.reason = RefusalReason::kOutOfMemory;
-    MutexLock lock(mutex_);
+    const Section section(*this);
     ++metrics_.refusals[static_cast<std::size_t>(RefusalReason::kOutOfMemory)];
     return nullptr;
   }
@@ -503,7 +587,7 @@ BookingEntry* State::Route(const Request& given, const RouteOptions& options, Re
   BookingEntry* entries[kMaxLegs] = {};
   bool refused = false;
   {
-    MutexLock lock(mutex_);
+    const Section section(*this);
     bool decided = EnsureEntries(leg_count);
     if (!decided) {
       refusal.reason = RefusalReason::kOutOfMemory;
@@ -511,7 +595,7 @@ BookingEntry* State::Route(const Request& given, const RouteOptions& options, Re
       ResetNewRows(request, scratch);
       const std::uint64_t number = decisions_ + 1;
       for (std::uint32_t i = 0; i < leg_count && decided; ++i) {
-        entries[i] = slab_.Take();
+        entries[i] = slab_.Take(ThreadNumber());
         decided = Decide(request, scratch, legs[i], options.exclude, nullptr, number, now, options.trace,
                          entries[i]->decision, refusal);
       }
@@ -521,13 +605,12 @@ BookingEntry* State::Route(const Request& given, const RouteOptions& options, Re
       for (std::uint32_t i = 0; i < leg_count; ++i) {
         BookingEntry& entry = *entries[i];
         Book(entry, request, entry.decision.endpoint(), legs[i].leg, entry.decision.matched_tokens, number);
-        entry.phase = Phase::kLive;
-        entry.first_leg = i == 0;
+        entry.live = i == 0;
         if (i > 0) entries[i - 1]->next_leg = &entry;
       }
       metrics_.decisions += leg_count;
       ++metrics_.live_tickets;
-      AddReference();
+      ++tickets_;
     } else {
       ++metrics_.refusals[static_cast<std::size_t>(refusal.reason)];
     }
@@ -535,13 +618,17 @@ BookingEntry* State::Route(const Request& given, const RouteOptions& options, Re
   }
   if (refused) {  // Chained like a ticket, so that what the decisions hold is let go outside the lock.
     for (std::uint32_t i = 1; i < leg_count && entries[i] != nullptr; ++i) entries[i - 1]->next_leg = entries[i];
-    if (entries[0] != nullptr) Free(entries[0]);
+    if (entries[0] != nullptr) {
+      LetGo(entries[0]);
+      const Section section(*this);
+      Give(entries[0]);
+    }
     return nullptr;
   }
   const FleetView view = fleet_->View(scratch.width);
   for (std::uint32_t i = 0; i < leg_count; ++i) {
     for (std::size_t p = 0; p < request_.size(); ++p) {
-      entries[i]->receipts[p] = request_[p].Record(request, view, scratch.workspaces[p], entries[i]->booking);
+      request_[p].RecordTo(entries[i]->receipts[p], request, view, scratch.workspaces[p], entries[i]->booking);
     }
   }
   return entries[0];
@@ -562,7 +649,7 @@ bool State::Evaluate(const Request& given, const RouteOptions& options, Decision
   }
   const std::chrono::nanoseconds now = options_.clock.Now();
   Match(request, *lease.get());
-  MutexLock lock(mutex_);
+  const Section section(*this);
   ResetNewRows(request, *lease.get());
   const std::uint64_t clamped = metrics_.scores_clamped;
   const bool decided = Decide(request, *lease.get(), {Leg::kServe, options.policy}, options.exclude, nullptr,
@@ -577,7 +664,7 @@ bool State::Reroute(BookingEntry* ticket, const Request& given, const RerouteOpt
   Request request = given;
   RequestFault fault;
   if (entry == nullptr || !Prepare(request, fault)) {
-    MutexLock lock(mutex_);
+    const Section section(*this);
     ++metrics_.refusals[static_cast<std::size_t>(RefusalReason::kBadRequest)];
     return false;
   }
@@ -594,9 +681,9 @@ bool State::Reroute(BookingEntry* ticket, const Request& given, const RerouteOpt
   const LegPolicy leg{entry->decision.leg,
                       options.policy.empty() ? entry->decision.policy_name() : options.policy};
   {
-    MutexLock lock(mutex_);
-    if (ticket->phase != Phase::kLive) {
-      if (ticket->phase == Phase::kExpired) ++metrics_.late_events;
+    const Section section(*this);
+    if (!Live(ticket)) {
+      if ((ticket->events.load(std::memory_order_relaxed) & BookingEntry::kExpired) != 0) ++metrics_.late_events;
       return false;
     }
     ResetNewRows(request, scratch);
@@ -612,14 +699,14 @@ bool State::Reroute(BookingEntry* ticket, const Request& given, const RerouteOpt
     ++metrics_.decisions;
     ++metrics_.moved;
     std::swap(entry->decision, decision);
-    ticket->busy.store(1, std::memory_order_relaxed);
+    ticket->events.store(BookingEntry::kBusy, std::memory_order_relaxed);  // A first token to come is news.
   }
   const FleetView view = fleet_->View(scratch.width);
   for (std::size_t p = 0; p < request_.size(); ++p) {
     request_[p].OnReleased(entry->receipts[p], Outcome{.aborted = true});
-    entry->receipts[p] = request_[p].Record(request, view, scratch.workspaces[p], booked);
+    request_[p].RecordTo(entry->receipts[p], request, view, scratch.workspaces[p], booked);
   }
-  ticket->busy.store(0, std::memory_order_release);
+  ticket->events.fetch_and(~std::uint32_t{BookingEntry::kBusy}, std::memory_order_release);
   return true;
 }
 
@@ -630,9 +717,9 @@ bool State::MoveTo(BookingEntry* ticket, EndpointId to, std::int64_t matched_tok
   std::shared_ptr<const EndpointRecord> record;
   Booking booked;
   {
-    MutexLock lock(mutex_);
-    if (ticket->phase != Phase::kLive) {
-      if (ticket->phase == Phase::kExpired) ++metrics_.late_events;
+    const Section section(*this);
+    if (!Live(ticket)) {
+      if ((ticket->events.load(std::memory_order_relaxed) & BookingEntry::kExpired) != 0) ++metrics_.late_events;
       return false;
     }
     if (to.incarnation == 0 || to.slot >= snapshot_->slots.size() || incarnations_[to.slot] != to.incarnation ||
@@ -652,79 +739,55 @@ bool State::MoveTo(BookingEntry* ticket, EndpointId to, std::int64_t matched_tok
     entry->decision.target_ids[0] = to;
     entry->decision.matched_tokens = matched;
     std::swap(entry->decision.record, record);
-    ticket->busy.store(1, std::memory_order_relaxed);
+    ticket->events.store(BookingEntry::kBusy, std::memory_order_relaxed);  // A first token to come is news.
   }
   const FleetView view = fleet_->View(to.slot + 1);
   for (std::size_t p = 0; p < request_.size(); ++p) {
     entry->receipts[p] = request_[p].Move(entry->receipts[p], view, booked);
   }
-  ticket->busy.store(0, std::memory_order_release);
+  ticket->events.fetch_and(~std::uint32_t{BookingEntry::kBusy}, std::memory_order_release);
   return true;
 }
 
 void State::FirstToken(BookingEntry* ticket) noexcept {
-  {
-    MutexLock lock(mutex_);
-    if (ticket->phase != Phase::kLive) {
-      ++metrics_.late_events;
-      return;
-    }
-    bool news = false;
-    for (BookingEntry* leg = ticket; leg != nullptr; leg = leg->next_leg) {
-      if (leg->booking.prefilled) continue;
-      news = true;
-      if (Current(leg->booking)) {
-        const WritableColumns<RuntimeSignals> own(table_);
-        for (AnyLoadProducer& producer : load_) producer.OnFirstToken(own, leg->booking);
-      }
-      leg->booking.prefilled = true;
-    }
-    if (!news) {
-      ++metrics_.repeated_events;
-      return;
-    }
-  }
+  std::uint32_t events = ticket->events.load(std::memory_order_relaxed);
+  do {
+    if ((events & BookingEntry::kClosing) != 0) return CountIgnored(events, false);
+    if ((events & BookingEntry::kFirstToken) != 0) return CountIgnored(events, true);
+  } while (!ticket->events.compare_exchange_weak(events, events | BookingEntry::kFirstToken | BookingEntry::kQueued,
+                                                 std::memory_order_acq_rel, std::memory_order_relaxed));
+  if ((events & BookingEntry::kQueued) == 0) Queue(ticket);
   for (BookingEntry* leg = ticket; leg != nullptr; leg = leg->next_leg) {
     for (std::size_t i = 0; i < request_.size(); ++i) request_[i].OnFirstToken(leg->receipts[i]);
   }
 }
 
+void State::Add(BookingEntry* ticket, std::uint32_t events) noexcept {
+  const std::uint32_t before = ticket->events.fetch_or(events | BookingEntry::kQueued, std::memory_order_acq_rel);
+  if ((before & BookingEntry::kQueued) == 0) Queue(ticket);
+}
+
 void State::Finish(BookingEntry* ticket, const Outcome& outcome) noexcept {
-  {
-    MutexLock lock(mutex_);
-    if (!End(ticket, outcome, Phase::kFinished)) {
-      ++(ticket->phase == Phase::kExpired ? metrics_.late_events : metrics_.repeated_events);
-      return;
-    }
-  }
+  const std::uint32_t events = ticket->events.fetch_or(BookingEntry::kClosing, std::memory_order_acquire);
+  if ((events & BookingEntry::kClosing) != 0) return CountIgnored(events, true);
+  ticket->outcome = outcome;
+  Add(ticket, BookingEntry::kEnded);
   TellReleased(ticket, outcome);
 }
 
 void State::Drop(BookingEntry* ticket) noexcept {
-  bool released = false;
-  {
-    MutexLock lock(mutex_);
-    released = End(ticket, Outcome{.aborted = true}, Phase::kFinished);
-    if (!released && ticket->busy.load(std::memory_order_acquire) != 0) {
-      ticket->abandoned = true;  // Expire is still at it, and frees it.
-      ticket = nullptr;
-    }
+  const std::uint32_t events = ticket->events.fetch_or(BookingEntry::kClosing, std::memory_order_acquire);
+  if ((events & BookingEntry::kClosing) == 0) {
+    ticket->outcome = Outcome{.aborted = true};
+    TellReleased(ticket, ticket->outcome);
   }
-  if (ticket != nullptr) {
-    if (released) TellReleased(ticket, Outcome{.aborted = true});
-    Free(ticket);
-  }
-  DropReference();
-}
-
-bool State::Live(const BookingEntry* ticket) noexcept {
-  MutexLock lock(mutex_);
-  return ticket->phase == Phase::kLive;
+  LetGo(ticket);
+  Add(ticket, BookingEntry::kEnded | BookingEntry::kDropped);
 }
 
 void State::SetDeadline(BookingEntry* ticket, std::chrono::nanoseconds deadline) noexcept {
-  MutexLock lock(mutex_);
-  if (ticket->phase != Phase::kLive) {
+  const Section section(*this);
+  if (!ticket->live) {
     ++metrics_.late_events;
     return;
   }
@@ -741,7 +804,7 @@ std::uint64_t State::Expire(std::chrono::nanoseconds now) noexcept {
       BookingEntry* expired[kSlice];
       std::uint32_t count = 0;
       {
-        MutexLock lock(mutex_);
+        const Section section(*this);
         if (deadlines_ == 0 || c >= slab_.chunk_count()) {
           if (deadlines_ == 0 || from == 0) return total;
           break;
@@ -750,25 +813,34 @@ std::uint64_t State::Expire(std::chrono::nanoseconds now) noexcept {
         if (from >= chunk.count) break;
         for (std::uint32_t i = from; i < std::min(chunk.count, from + kSlice); ++i) {
           BookingEntry& entry = chunk.entries[i];
-          if (!entry.first_leg || entry.phase != Phase::kLive || entry.deadline_ns > now.count()) continue;
-          if (entry.deadline_ns == kNoDeadline) continue;
-          // Being moved this moment: the next call will find it. Acquire: its receipts are then as the move left them.
-          if (entry.busy.load(std::memory_order_acquire) != 0) continue;
-          End(&entry, Outcome{.aborted = true}, Phase::kExpired);
-          entry.busy.store(1, std::memory_order_relaxed);
+          if (!entry.live || entry.deadline_ns > now.count() || entry.deadline_ns == kNoDeadline) continue;
+          // Ended or moved this moment: not ours. Acquire: its receipts are then as a move left them.
+          std::uint32_t events = entry.events.load(std::memory_order_relaxed);
+          bool ours = false;
+          while (!ours && (events & (BookingEntry::kClosing | BookingEntry::kBusy)) == 0) {
+            constexpr std::uint32_t kEnd =
+                BookingEntry::kClosing | BookingEntry::kEnded | BookingEntry::kExpired | BookingEntry::kBusy;
+            ours = entry.events.compare_exchange_weak(events, events | kEnd, std::memory_order_acq_rel,
+                                                      std::memory_order_relaxed);
+          }
+          if (!ours) continue;
+          if ((events & BookingEntry::kFirstToken) != 0) Prefilled(&entry);
+          End(&entry, Outcome{.aborted = true});
           expired[count++] = &entry;
           ++metrics_.expired;
         }
       }
       for (std::uint32_t i = 0; i < count; ++i) {
         TellReleased(expired[i], Outcome{.aborted = true});
-        bool abandoned = false;
-        {
-          MutexLock lock(mutex_);
-          expired[i]->busy.store(0, std::memory_order_release);
-          abandoned = expired[i]->abandoned;
-        }
-        if (abandoned) Free(expired[i]);
+        // Dropped meanwhile and not in the queue: whoever settled left it to us to have it freed. One step, since an entry
+        // that is not busy may be freed at any moment.
+        std::uint32_t events = expired[i]->events.load(std::memory_order_relaxed), after = 0;
+        do {
+          after = events & ~std::uint32_t{BookingEntry::kBusy};
+          if ((events & BookingEntry::kDropped) != 0) after |= BookingEntry::kQueued;
+        } while (!expired[i]->events.compare_exchange_weak(events, after, std::memory_order_acq_rel,
+                                                           std::memory_order_relaxed));
+        if ((after & ~events & BookingEntry::kQueued) != 0) Queue(expired[i]);
       }
       total += count;
     }
@@ -777,7 +849,7 @@ std::uint64_t State::Expire(std::chrono::nanoseconds now) noexcept {
 
 absl::Status State::Feed(EndpointId id, std::string_view fact, const void* value) {
   SyncFleet();
-  MutexLock lock(mutex_);
+  const Section section(*this);
   bool taken = false;
   for (const AnyLoadProducer& producer : load_) taken |= producer.Takes(fact);
   if (!taken) {
@@ -797,7 +869,7 @@ bool State::Read(EndpointId id, const SignalInfo& signal, void* value) {
   SyncFleet();
   const int position = layout_.Find(signal);
   if (position < 0 || layout_.per_request[static_cast<std::size_t>(position)]) return false;
-  MutexLock lock(mutex_);
+  const Section section(*this);
   if (id.incarnation == 0 || id.slot >= kMaxEndpoints || incarnations_[id.slot] != id.incarnation) return false;
   std::memcpy(value, static_cast<std::byte*>(table_.columns[static_cast<std::size_t>(position)]) + std::size_t{id.slot} * signal.size,
               signal.size);
@@ -805,7 +877,7 @@ bool State::Read(EndpointId id, const SignalInfo& signal, void* value) {
 }
 
 RouterMetrics State::Metrics() {
-  MutexLock lock(mutex_);
+  const Section section(*this);
   return metrics_;
 }
 
@@ -817,7 +889,7 @@ absl::Status State::Audit() {
     shadows.push_back(NewColumn(column.size));
     if (shadows.back() == nullptr) return absl::ResourceExhaustedError("no memory for the audit's columns");
   }
-  MutexLock lock(mutex_);
+  const Section section(*this);
   ColumnTable shadow = table_;
   for (std::size_t i = 0; i < columns_.size(); ++i) shadow.columns[columns_[i].position] = shadows[i].get();
   const WritableColumns<RuntimeSignals> own(shadow);
@@ -826,7 +898,7 @@ absl::Status State::Audit() {
     const BookingSlab::Chunk& chunk = slab_.chunk(c);
     for (std::uint32_t i = 0; i < chunk.count; ++i) {
       BookingEntry& entry = chunk.entries[i];
-      if (!entry.first_leg || entry.phase != Phase::kLive) continue;
+      if (!entry.live) continue;
       ++live;
       for (BookingEntry* leg = &entry; leg != nullptr; leg = leg->next_leg) {
         if (!Current(leg->booking)) continue;

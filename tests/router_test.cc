@@ -707,6 +707,7 @@ TEST_F(InterloperTest, AnEndpointThatDiesBetweenMatchAndDecisionTakesItsBookingA
   const std::vector<EndpointId> ids = AddEndpoints(fleet_, 1);
   Make();
   (void)router_->Route({.prompt_tokens = 100});
+  ASSERT_EQ(router_->Metrics().aborted, 1U);
   log_.after_match = [&] { ASSERT_TRUE(fleet_.Remove(ids[0]).ok()); };  // The router does not know yet.
   const auto routed = router_->Route({.prompt_tokens = 100});
   ASSERT_TRUE(routed.ok());

@@ -355,9 +355,14 @@ class AnyRequestProducer {
   void FillNew(const Request& r, Own own, Row row) noexcept { model_->FillNew(r, *own.table, row); }
   // Only after a Fill with the same workspace.
   Receipt Record(const Request& r, const FleetView& f, Workspace& w, const Booking& b) noexcept {
-    Receipt receipt{};
-    if (w.space != nullptr) model_->Record(r, f, *w.space, b, receipt.bytes);
+    Receipt receipt;
+    RecordTo(receipt, r, f, w, b);
     return receipt;
+  }
+  // The same, made in place: a copy would be read back while its halves are still on their way to memory.
+  void RecordTo(Receipt& receipt, const Request& r, const FleetView& f, Workspace& w, const Booking& b) noexcept {
+    receipt = {};
+    if (w.space != nullptr) model_->Record(r, f, *w.space, b, receipt.bytes);
   }
   void OnFirstToken(Receipt& receipt) noexcept { model_->OnFirstToken(receipt.bytes); }
   void OnReleased(Receipt& receipt, const Outcome& o) noexcept { model_->OnReleased(receipt.bytes, o); }

@@ -51,7 +51,6 @@ struct RerouteOptions {
 // Counted since the router was made, but for live_tickets. Each decision is counted once.
 struct RouterMetrics {
   std::uint64_t decisions = 0;  // Routed or rerouted, per leg.
-  std::array<std::uint64_t, 11> refusals{};  // By RefusalReason.
   std::uint64_t live_tickets = 0;  // Now: not finished, expired or dropped.
   std::uint64_t finished = 0;      // Ended complete.
   std::uint64_t aborted = 0;       // Ended otherwise: Finish with Outcome::aborted, dropped, expired.
@@ -64,6 +63,7 @@ struct RouterMetrics {
   // Prompt tokens that a prefix producer took for cached, and what the engine reported, over the tickets whose Finish
   // brought cached_tokens. Far apart: the router's tokens or block size are not the engine's.
   std::uint64_t predicted_cached_tokens = 0, reported_cached_tokens = 0;
+  std::array<std::uint64_t, 11> refusals{};  // By RefusalReason.
 };
 
 }  // namespace v0

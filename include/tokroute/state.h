@@ -37,22 +37,24 @@ class State {
                                        std::vector<AnyLoadProducer> load, std::vector<AnyRequestProducer> request,
                                        std::vector<std::shared_ptr<PolicyBase>> policies);
 
-  // Router handles and tickets share it; the last one deletes it.
+  // Router handles and tickets share it; the last one deletes it. Handles are counted here, tickets under the lock.
   void AddReference() noexcept { references_.fetch_add(1, std::memory_order_relaxed); }
   void DropReference() noexcept {
-    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) Orphan();
   }
 
-  // A ticket's first entry, holding one reference; or null and a refusal.
+  // A ticket's first entry; or null and a refusal.
   BookingEntry* Route(const Request& request, const RouteOptions& options, Refusal& refusal) noexcept;
   bool Evaluate(const Request& request, const RouteOptions& options, Decision& decision, Refusal& refusal) noexcept;
   bool Reroute(BookingEntry* ticket, const Request& request, const RerouteOptions& options) noexcept;
   bool MoveTo(BookingEntry* ticket, EndpointId to, std::int64_t matched_tokens, Leg leg) noexcept;
   void FirstToken(BookingEntry* ticket) noexcept;
   void Finish(BookingEntry* ticket, const Outcome& outcome) noexcept;
-  void Drop(BookingEntry* ticket) noexcept;  // The ticket's reference with it.
+  void Drop(BookingEntry* ticket) noexcept;
   void SetDeadline(BookingEntry* ticket, std::chrono::nanoseconds deadline) noexcept;
-  bool Live(const BookingEntry* ticket) noexcept;
+  static bool Live(const BookingEntry* ticket) noexcept {
+    return (ticket->events.load(std::memory_order_acquire) & BookingEntry::kClosing) == 0;
+  }
   std::uint64_t Expire(std::chrono::nanoseconds now) noexcept;
 
   absl::Status SetPolicy(std::shared_ptr<PolicyBase> policy);
@@ -67,10 +69,15 @@ class State {
     ColumnTable table;  // The state's columns and this scratch's own request columns.
     std::vector<std::unique_ptr<std::byte[], void (*)(void*)>> own;
     std::array<AnyRequestProducer::Workspace, kMaxRequestProducers> workspaces;
+    // What a decision writes lies here and not in the state: two routing threads would pass these lines to and fro.
+    Survivors survivors;
+    std::unique_ptr<Row[]> survivor_rows;
+    std::unique_ptr<double[]> totals;
     std::uint64_t version = 0;  // Of the fleet, when the request columns were filled ...
     std::uint32_t width = 0;    // ... and how many rows that was.
   };
   class ScratchLease;
+  class Section;
   struct alignas(64) ScratchSlot {
     std::atomic<Scratch*> scratch{nullptr};
   };
@@ -103,11 +110,18 @@ class State {
             std::uint64_t number) noexcept TOKROUTE_REQUIRES(mutex_);
   bool Current(const Booking& booking) const noexcept TOKROUTE_REQUIRES(mutex_);
   void ReleaseLeg(BookingEntry& entry, const Outcome& outcome) noexcept TOKROUTE_REQUIRES(mutex_);
-  bool End(BookingEntry* ticket, const Outcome& outcome, BookingEntry::Phase phase) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Prefilled(BookingEntry* ticket) noexcept TOKROUTE_REQUIRES(mutex_);
+  void End(BookingEntry* ticket, const Outcome& outcome) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Give(BookingEntry* ticket) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Settle(BookingEntry* first) noexcept TOKROUTE_REQUIRES(mutex_);
   std::int64_t MatchedOn(const Scratch& scratch, Row row) const noexcept;
   // Outside again.
   void TellReleased(BookingEntry* ticket, const Outcome& outcome) noexcept;
-  void Free(BookingEntry* ticket) noexcept TOKROUTE_EXCLUDES(mutex_);
+  static void LetGo(BookingEntry* ticket) noexcept;
+  void Add(BookingEntry* ticket, std::uint32_t events) noexcept TOKROUTE_EXCLUDES(mutex_);
+  void Queue(BookingEntry* ticket) noexcept TOKROUTE_EXCLUDES(mutex_);
+  void Orphan() noexcept TOKROUTE_EXCLUDES(mutex_);
+  void CountIgnored(std::uint32_t events, bool ended) noexcept TOKROUTE_EXCLUDES(mutex_);
   static BookingEntry* FindLeg(BookingEntry* ticket, Leg leg) noexcept;
 
   // Fixed once made.
@@ -120,8 +134,6 @@ class State {
   int matched_position_ = -1, rate_position_ = -1, weight_position_ = -1;
 
   std::atomic<std::uint64_t> references_{1};
-  std::atomic<std::uint64_t> synced_version_{0};
-  std::atomic<std::uint32_t> synced_width_{0};
   static constexpr std::uint32_t kScratchSlots = 64;
   std::array<ScratchSlot, kScratchSlots> scratch_slots_;
 
@@ -129,18 +141,22 @@ class State {
   Mutex sync_mutex_;   // Serialises what producers are told of the fleet; taken before mutex_.
   std::shared_ptr<const FleetSnapshot> told_ TOKROUTE_GUARDED_BY(sync_mutex_);
 
-  Mutex mutex_;
+  // Lines of their own for what changes with the fleet or the policies, ...
+  alignas(64) std::atomic<std::uint64_t> synced_version_{0};
+  std::atomic<std::uint32_t> synced_width_{0};
   std::shared_ptr<const FleetSnapshot> snapshot_ TOKROUTE_GUARDED_BY(mutex_);
   std::vector<std::uint32_t> incarnations_ TOKROUTE_GUARDED_BY(mutex_);  // Whose load the columns hold, by row.
-  ColumnTable table_ TOKROUTE_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<PolicyBase>> policies_ TOKROUTE_GUARDED_BY(mutex_);
-  BookingSlab slab_ TOKROUTE_GUARDED_BY(mutex_);
-  Survivors survivors_ TOKROUTE_GUARDED_BY(mutex_);
-  std::unique_ptr<Row[]> survivor_rows_;
-  std::unique_ptr<double[]> totals_ TOKROUTE_GUARDED_BY(mutex_);
-  std::uint64_t decisions_ TOKROUTE_GUARDED_BY(mutex_) = 0;
+  ColumnTable table_ TOKROUTE_GUARDED_BY(mutex_);
+  // ... for what any thread may touch at any time, ...
+  alignas(64) Mutex mutex_;
+  alignas(64) BookingQueue queue_;
+  // ... and for what every section writes.
+  alignas(64) std::uint64_t decisions_ TOKROUTE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t tickets_ TOKROUTE_GUARDED_BY(mutex_) = 0;    // That are not gone.
   std::uint64_t deadlines_ TOKROUTE_GUARDED_BY(mutex_) = 0;  // Live tickets that have one.
   RouterMetrics metrics_ TOKROUTE_GUARDED_BY(mutex_);
+  alignas(64) BookingSlab slab_ TOKROUTE_GUARDED_BY(mutex_);
 };
 
 }  // namespace tokroute::internal

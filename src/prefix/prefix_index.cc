@@ -1,6 +1,9 @@
 #include "tokroute/prefix/prefix_index.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +32,6 @@ using internal::BudgetArray;
 using internal::KeyTable;
 using internal::kNone;
 using internal::MemoryBudget;
-using internal::MutexLock;
 
 // The structure. A node is a run of up to kMostKeys consecutive keys; the children of a node continue at its end, so a
 // path that forks or ends inside a run splits it there. Each node lists the endpoints that hold some of it, with a
@@ -50,6 +52,8 @@ using internal::MutexLock;
 constexpr std::uint32_t kMostKeys = 4096;
 // Below this no shorter run is tried when memory is tight; evicting comes first.
 constexpr std::uint32_t kLeastSqueezed = 64;
+// Shorter runs' keys are copied on the spot.
+constexpr std::uint32_t kLeastFill = 64;
 
 // Holders of a node are sorted by tag = slot, then owner: Match then needs no sorting, and a slot's earlier occupant,
 // not swept yet, sits beside its successor. 13 bits hold kMaxEndpoints slots, 19 bits the owners.
@@ -60,7 +64,7 @@ constexpr std::int64_t kSweepStep = 64;
 constexpr std::int64_t kEvictionStep = 64;  // Blocks evicted at a time when memory is short.
 constexpr std::int64_t kLeastBytes = std::int64_t{4} << 20, kMostBytes = std::int64_t{128} << 30;
 constexpr std::int64_t kMostCapacityTokens = std::int64_t{1} << 40;
-constexpr std::int64_t kFirstBatch = 64, kBatchGrowth = 4;
+constexpr std::int64_t kFirstBatch = 512;  // Keys hashed before the first walk.
 
 struct Holder {
   std::uint32_t tag;
@@ -81,7 +85,9 @@ struct Node {
   std::uint32_t holder_count;
   std::uint32_t top_count;     // Holders whose cutoff is `top`.
   std::uint16_t length, top;   // Keys; the longest cutoff.
-  std::uint32_t holder_units;  // Size of the holder array.
+  std::uint16_t holder_units;  // Size of the holder array.
+  // The keys are there. Not yet: their recorder is still copying them, outside the lock (see Record and KeysOf).
+  std::atomic<bool> filled{true};
   Holder inline_holder;        // Most runs have one holder.
 };
 static_assert(sizeof(Node) == Arena::kUnitBytes);
@@ -109,12 +115,116 @@ struct Slot {
   std::int64_t capacity_blocks = 0;
 };
 
-// A receipt's other half.
+// A receipt's other half. `state` is touched by any thread; the rest is guarded by the index's lock.
 struct Live {
-  std::uint64_t serial = 0;  // 0: free.
+  // Serial x 16 and flags; 0: free. Serial and flags are one word, so that a late call on a receipt that is gone can never
+  // touch its successor.
+  static constexpr std::uint64_t kFirstToken = 1, kReleased = 2, kAborted = 4;
+  static constexpr int kSerialShift = 4;
+
+  std::atomic<std::uint64_t> state{0};
   std::uint32_t node = kNone, owner = kNone, owner_generation = 0;
-  std::uint32_t next_free = kNone;
-  bool confirmed = false;
+  std::uint32_t next = kNone;  // In the free list, or in the queue of the released.
+
+  // Sets flags unless the receipt is another one's or released. True: done.
+  bool Mark(std::uint64_t serial, std::uint64_t flags) noexcept {
+    std::uint64_t is = state.load(std::memory_order_relaxed);
+    do {
+      if (is >> kSerialShift != serial || (is & kReleased) != 0) return false;
+    } while (!state.compare_exchange_weak(is, is | flags, std::memory_order_acq_rel, std::memory_order_relaxed));
+    return true;
+  }
+};
+
+// The other halves, at addresses that never change: chunks of doubling size, kept as long as the index, since a receipt
+// that is long gone may still be asked about. Find is safe from any thread; New and Free are guarded by the index's lock.
+class LiveTable {
+ public:
+  explicit LiveTable(MemoryBudget& budget) noexcept : budget_(budget) {}
+  ~LiveTable() {
+    for (std::uint32_t i = 0; i < kChunks; ++i) delete[] chunks_[i].load(std::memory_order_relaxed);
+  }
+  LiveTable(const LiveTable&) = delete;
+  LiveTable& operator=(const LiveTable&) = delete;
+
+  Live& operator[](std::uint32_t entry) const noexcept {
+    const std::uint32_t chunk = ChunkOf(entry);
+    return chunks_[chunk].load(std::memory_order_acquire)[entry - FirstOf(chunk)];
+  }
+  // Null: there never was such an entry.
+  Live* Find(std::uint32_t entry) const noexcept {
+    if (entry >= kFirstChunk * ((1u << kChunks) - 1)) return nullptr;
+    const std::uint32_t chunk = ChunkOf(entry);
+    Live* entries = chunks_[chunk].load(std::memory_order_acquire);
+    return entries != nullptr ? entries + (entry - FirstOf(chunk)) : nullptr;
+  }
+  std::uint32_t size() const noexcept { return size_; }
+  // kNone: no memory.
+  std::uint32_t New() noexcept {
+    if (free_ == kNone && !Grow()) return kNone;
+    const std::uint32_t entry = free_;
+    free_ = (*this)[entry].next;
+    return entry;
+  }
+  void Free(std::uint32_t entry) noexcept {
+    Live& live = (*this)[entry];
+    live.state.store(0, std::memory_order_relaxed);
+    live.next = free_;
+    free_ = entry;
+  }
+
+ private:
+  static constexpr std::uint32_t kFirstChunk = 256, kChunks = 23;
+  static std::uint32_t ChunkOf(std::uint32_t entry) noexcept {
+    return static_cast<std::uint32_t>(std::bit_width(entry / kFirstChunk + 1)) - 1;
+  }
+  static std::uint32_t FirstOf(std::uint32_t chunk) noexcept { return kFirstChunk * ((1u << chunk) - 1); }
+  bool Grow() noexcept {
+    const std::uint32_t chunk = ChunkOf(size_);
+    if (chunk >= kChunks) return false;
+    const std::uint32_t count = kFirstChunk << chunk;
+    const std::int64_t bytes = static_cast<std::int64_t>(count) * static_cast<std::int64_t>(sizeof(Live));
+    if (!budget_.Take(bytes)) return false;
+    Live* entries = new (std::nothrow) Live[count];
+    if (entries == nullptr) {
+      budget_.Give(bytes);
+      return false;
+    }
+    for (std::uint32_t i = count; i-- > 0;) {
+      entries[i].next = free_;
+      free_ = size_ + i;
+    }
+    chunks_[chunk].store(entries, std::memory_order_release);
+    size_ += count;
+    return true;
+  }
+
+  MemoryBudget& budget_;
+  std::array<std::atomic<Live*>, kChunks> chunks_{};
+  std::uint32_t size_ = 0, free_ = kNone;
+};
+
+// Which first keys some run begins a prompt with, or perhaps does: counts by key, so that a prompt that nobody holds any of
+// is found out without the lock. Asked by any thread; changed under the index's lock.
+class RootFilter {
+ public:
+  bool MayHold(BlockKey key) const noexcept { return counts_[At(key)].load(std::memory_order_acquire) != 0; }
+  void Add(BlockKey key) noexcept { Change(key, 1); }
+  void Remove(BlockKey key) noexcept { Change(key, -1); }
+
+ private:
+  static constexpr int kBits = 15;
+  static std::size_t At(BlockKey key) noexcept {
+    return static_cast<std::size_t>((key * 0x9E3779B97F4A7C15u) >> (64 - kBits));
+  }
+  void Change(BlockKey key, int by) noexcept {
+    std::atomic<std::uint16_t>& count = counts_[At(key)];
+    const std::uint16_t before = count.load(std::memory_order_relaxed);
+    if (before == 0xFFFF) return;  // Too many to tell; "perhaps" for ever.
+    count.store(static_cast<std::uint16_t>(before + by), std::memory_order_release);
+  }
+
+  std::array<std::atomic<std::uint16_t>, std::size_t{1} << kBits> counts_{};
 };
 
 bool CanExist(EndpointId id) noexcept { return id.incarnation != 0 && id.slot < kMaxEndpoints; }
@@ -146,11 +256,13 @@ class PrefixIndex::Impl {
   void Match(PromptKeys& keys, std::vector<PrefixMatch::Holder>& out, std::vector<std::uint32_t>& path) noexcept {
     out.clear();
     const std::int64_t count = keys.block_count();
-    // Hashing grows with what is held, so that a cold prompt costs one batch; and it is done outside the lock.
-    for (std::int64_t batch = std::max(kFirstBatch, keys.ready_blocks());; batch *= kBatchGrowth) {
+    if (count == 0 || !roots_.MayHold(keys.Ensure(1)[0])) return;
+    // One batch for a prompt of which little is held; one that is held so far is hashed whole, as recording it will want.
+    // Outside the lock.
+    for (std::int64_t batch = std::max(kFirstBatch, keys.ready_blocks());; batch = count) {
       const std::span<const BlockKey> ready = keys.Ensure(std::min(batch, count));
       if (ready.empty()) return;
-      const MutexLock lock(mutex_);
+      const Section section(*this);
       // Starts at the root each time: the tree may have changed, and a walk is a few compares per run.
       std::uint32_t last_matched = 0;
       const bool all = Walk(ready, path, last_matched);
@@ -165,25 +277,202 @@ class PrefixIndex::Impl {
     if (!CanExist(id)) return 0;
     // What a prompt of ordinary length could save is less than a lock costs.
     if (blocks <= kMostKeys) return blocks;
-    const MutexLock lock(mutex_);
+    const Section section(*this);
     const std::uint32_t owner = FindOwner(id);
     // It holds more than its capacity if that shrank below what is pinned; all of it may be on this prompt's path.
     return std::min(blocks, std::max(CapacityOf(id), owner != kNone ? owners_[owner].held : 0));
   }
 
   PrefixReceipt Record(EndpointId id, std::span<const BlockKey> keys, bool shortened, const FleetView* alive) noexcept {
-    const MutexLock lock(mutex_);
+    Path path{.shortened = shortened};
+    PrefixReceipt receipt;
+    {
+      const Section section(*this);
+      receipt = RecordPath(id, keys, path, alive);
+    }
+    // The new runs' keys: kilobytes into cold memory, which nobody else should wait for. The receipt keeps the runs.
+    for (const Fill& fill : std::span(path.fills).first(path.fill_count)) {
+      std::uninitialized_copy_n(fill.from, fill.count, fill.to);
+      fill.node->filled.store(true, std::memory_order_release);
+    }
+    return receipt;
+  }
+
+  // Takes effect when the receipt is released: until then its own pins keep what it confirms.
+  void OnFirstToken(const PrefixReceipt& receipt) noexcept {
+    Live* live = receipt.serial != 0 ? live_.Find(receipt.entry) : nullptr;
+    if (live != nullptr) live->Mark(receipt.serial, Live::kFirstToken);
+  }
+
+  // Queued for whoever takes the lock next.
+  void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept {
+    const PrefixReceipt was = std::exchange(receipt, {});
+    Live* live = was.serial != 0 ? live_.Find(was.entry) : nullptr;
+    if (live == nullptr || !live->Mark(was.serial, Live::kReleased | (aborted ? Live::kAborted : 0))) return;
+    std::uint32_t head = released_.load(std::memory_order_relaxed);
+    do {
+      live->next = head;
+    } while (!released_.compare_exchange_weak(head, was.entry, std::memory_order_release, std::memory_order_relaxed));
+  }
+
+  PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept {
+    const Section section(*this);
+    SweepSome(kSweepStep);
+    Live* live = FindLive(from);
+    const PrefixReceipt was = std::exchange(from, {});
+    if (live == nullptr || !live->Mark(was.serial, Live::kReleased | Live::kAborted)) {
+      MaybeReset();
+      return {};
+    }
+    const std::uint32_t end = live->node;  // The record may move the entries.
+    const std::uint32_t owner = AdmitOwner(to, alive);
+    const std::uint32_t entry = owner != kNone ? NewLive() : kNone;
+    PrefixReceipt receipt;
+    if (entry == kNone) {
+      ++stats_.refused_records;
+    } else {
+      Path path{.end = end};
+      for (std::uint32_t node = end; node != kNone; node = NodeAt(node).parent) path.depth += NodeAt(node).length;
+      AddReference(end);
+      Book(owner, path, path.depth, {});
+      receipt = Finish(entry, owner, path);
+    }
+    Release(was.entry);
+    return receipt;
+  }
+
+  absl::Status SetCapacity(EndpointId id, std::int64_t tokens) {
+    if (!CanExist(id)) {
+      return absl::InvalidArgumentError(absl::StrCat("PrefixIndex::SetCapacity: endpoint: want a slot below ",
+                                                     kMaxEndpoints, " and an incarnation > 0, got slot ", id.slot,
+                                                     ", incarnation ", id.incarnation));
+    }
+    if (tokens < 0 || tokens > kMostCapacityTokens) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("PrefixIndex::SetCapacity: tokens: want 0 .. ", kMostCapacityTokens, ", got ", tokens));
+    }
+    const Section section(*this);
+    SweepSome(kSweepStep);
+    switch (Enter(id)) {
+      case Entry::kOk: break;
+      case Entry::kDead:
+        return absl::NotFoundError(absl::StrCat("PrefixIndex::SetCapacity: endpoint: slot ", id.slot, ", incarnation ",
+                                                id.incarnation, " was removed or replaced"));
+      case Entry::kNoMemory:
+        return absl::ResourceExhaustedError("PrefixIndex::SetCapacity: max_bytes leaves no room for another endpoint");
+    }
+    Slot& slot = slots_[id.slot];
+    slot.capacity_blocks = tokens == 0 ? default_blocks_ : tokens / block_size_;
+    if (slot.owner != kNone) EvictOverflow(slot.owner);
+    MaybeReset();
+    return absl::OkStatus();
+  }
+
+  void RemoveEndpoint(EndpointId id) noexcept {
+    if (!CanExist(id)) return;
+    const Section section(*this);
+    Remove(id);
+    SweepSome(kSweepStep);
+    MaybeReset();
+  }
+
+  void ClearEndpoint(EndpointId id) noexcept {
+    const Section section(*this);
+    const std::uint32_t owner = FindOwner(id);
+    if (owner != kNone) Retire(owner);
+    SweepSome(kSweepStep);
+    MaybeReset();
+  }
+
+  void RetireDead(const FleetView& alive) noexcept {
+    const Section section(*this);
+    for (std::uint32_t row = 0; row < slots_.size(); ++row) {
+      const EndpointId id{row, slots_[row].incarnation};
+      if (id.incarnation > slots_[row].dead_through && !alive.Alive(id)) Remove(id);
+    }
+    SweepSome(kSweepStep);
+    MaybeReset();
+  }
+
+  std::int64_t Sweep(std::int64_t memberships) noexcept {
+    const Section section(*this);
+    SweepSome(memberships);
+    MaybeReset();
+    return stats_.pending_sweep;
+  }
+
+  PrefixIndexStats Stats() noexcept {
+    const Section section(*this);
+    PrefixIndexStats stats = stats_;
+    stats.bytes = budget_.used();
+    stats.peak_bytes = budget_.peak();
+    return stats;
+  }
+
+  std::int64_t HeldBlocks(EndpointId id) noexcept {
+    const Section section(*this);
+    const std::uint32_t owner = FindOwner(id);
+    return owner != kNone ? owners_[owner].held : 0;
+  }
+
+  void CountRefusal() noexcept {
+    const Section section(*this);
+    ++stats_.refused_records;
+  }
+
+  absl::Status Audit();
+
+ private:
+  // The lock, with everything settled that was released before.
+  class TOKROUTE_SCOPED_CAPABILITY Section {
+   public:
+    explicit Section(Impl& impl) noexcept TOKROUTE_ACQUIRE(impl.mutex_) : impl_(impl) {
+      impl.mutex_.lock();
+      impl.Settle();
+    }
+    ~Section() TOKROUTE_RELEASE() { impl_.mutex_.unlock(); }
+    Section(const Section&) = delete;
+    Section& operator=(const Section&) = delete;
+
+   private:
+    Impl& impl_;
+  };
+
+  // A new run's keys, still to be copied.
+  struct Fill {
+    Node* node;
+    BlockKey* to;
+    const BlockKey* from;
+    std::uint32_t count;
+  };
+  // The deepest run reached, with a reference held on it, and the depth in blocks at its end. kNone and 0: nothing yet.
+  struct Path {
+    std::uint32_t end = kNone;
+    std::int64_t depth = 0;
+    bool shortened = false;  // Capacity or memory allowed no more.
+    std::uint32_t fill_count = 0;
+    std::array<Fill, 4> fills{};
+  };
+  enum class Entry : std::uint8_t { kOk, kDead, kNoMemory };
+
+  Node& NodeAt(std::uint32_t node) const noexcept TOKROUTE_REQUIRES(mutex_) { return *arena_.At<Node>(node); }
+  const BlockKey* KeysOf(const Node& node) const noexcept TOKROUTE_REQUIRES(mutex_) {
+    while (!node.filled.load(std::memory_order_acquire)) internal::PauseBriefly();
+    return arena_.At<BlockKey>(node.keys);
+  }
+
+  PrefixReceipt RecordPath(EndpointId id, std::span<const BlockKey> keys, Path& path, const FleetView* alive) noexcept
+      TOKROUTE_REQUIRES(mutex_) {
     SweepSome(kSweepStep);
     const std::uint32_t owner = AdmitOwner(id, alive);
     const std::uint32_t entry = owner != kNone && !keys.empty() ? NewLive() : kNone;
     if (entry == kNone) {
       // Admitted, but without a single block of capacity: that is shortening, not a refusal.
-      ++(owner != kNone && keys.empty() && shortened ? stats_.truncated_records : stats_.refused_records);
+      ++(owner != kNone && keys.empty() && path.shortened ? stats_.truncated_records : stats_.refused_records);
       MaybeReset();
       return {};
     }
     const auto count = static_cast<std::int64_t>(keys.size());
-    Path path{.shortened = shortened};
     std::int64_t wanted = count;
     // Down the runs that are there already.
     std::uint32_t forked = kNone;
@@ -219,142 +508,6 @@ class PrefixIndex::Impl {
     }
     Book(owner, path, wanted, keys);
     return Finish(entry, owner, path);
-  }
-
-  void OnFirstToken(const PrefixReceipt& receipt) noexcept {
-    const MutexLock lock(mutex_);
-    SweepSome(kSweepStep);
-    Live* live = FindLive(receipt);
-    if (live == nullptr || live->confirmed) return MaybeReset();
-    live->confirmed = true;
-    if (OwnerLives(*live)) Confirm(live->node, TagOf(live->owner));
-  }
-
-  void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept {
-    const MutexLock lock(mutex_);
-    SweepSome(kSweepStep);
-    Release(receipt, aborted);
-  }
-
-  PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept {
-    const MutexLock lock(mutex_);
-    SweepSome(kSweepStep);
-    const Live* live = FindLive(from);
-    if (live == nullptr) {
-      from = {};
-      MaybeReset();
-      return {};
-    }
-    const std::uint32_t end = live->node;  // The record may move the entries.
-    const std::uint32_t owner = AdmitOwner(to, alive);
-    const std::uint32_t entry = owner != kNone ? NewLive() : kNone;
-    PrefixReceipt receipt;
-    if (entry == kNone) {
-      ++stats_.refused_records;
-    } else {
-      Path path{.end = end};
-      for (std::uint32_t node = end; node != kNone; node = NodeAt(node).parent) path.depth += NodeAt(node).length;
-      AddReference(end);
-      Book(owner, path, path.depth, {});
-      receipt = Finish(entry, owner, path);
-    }
-    Release(from, /*aborted=*/true);
-    return receipt;
-  }
-
-  absl::Status SetCapacity(EndpointId id, std::int64_t tokens) {
-    if (!CanExist(id)) {
-      return absl::InvalidArgumentError(absl::StrCat("PrefixIndex::SetCapacity: endpoint: want a slot below ",
-                                                     kMaxEndpoints, " and an incarnation > 0, got slot ", id.slot,
-                                                     ", incarnation ", id.incarnation));
-    }
-    if (tokens < 0 || tokens > kMostCapacityTokens) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("PrefixIndex::SetCapacity: tokens: want 0 .. ", kMostCapacityTokens, ", got ", tokens));
-    }
-    const MutexLock lock(mutex_);
-    SweepSome(kSweepStep);
-    switch (Enter(id)) {
-      case Entry::kOk: break;
-      case Entry::kDead:
-        return absl::NotFoundError(absl::StrCat("PrefixIndex::SetCapacity: endpoint: slot ", id.slot, ", incarnation ",
-                                                id.incarnation, " was removed or replaced"));
-      case Entry::kNoMemory:
-        return absl::ResourceExhaustedError("PrefixIndex::SetCapacity: max_bytes leaves no room for another endpoint");
-    }
-    Slot& slot = slots_[id.slot];
-    slot.capacity_blocks = tokens == 0 ? default_blocks_ : tokens / block_size_;
-    if (slot.owner != kNone) EvictOverflow(slot.owner);
-    MaybeReset();
-    return absl::OkStatus();
-  }
-
-  void RemoveEndpoint(EndpointId id) noexcept {
-    if (!CanExist(id)) return;
-    const MutexLock lock(mutex_);
-    Remove(id);
-    SweepSome(kSweepStep);
-    MaybeReset();
-  }
-
-  void ClearEndpoint(EndpointId id) noexcept {
-    const MutexLock lock(mutex_);
-    const std::uint32_t owner = FindOwner(id);
-    if (owner != kNone) Retire(owner);
-    SweepSome(kSweepStep);
-    MaybeReset();
-  }
-
-  void RetireDead(const FleetView& alive) noexcept {
-    const MutexLock lock(mutex_);
-    for (std::uint32_t row = 0; row < slots_.size(); ++row) {
-      const EndpointId id{row, slots_[row].incarnation};
-      if (id.incarnation > slots_[row].dead_through && !alive.Alive(id)) Remove(id);
-    }
-    SweepSome(kSweepStep);
-    MaybeReset();
-  }
-
-  std::int64_t Sweep(std::int64_t memberships) noexcept {
-    const MutexLock lock(mutex_);
-    SweepSome(memberships);
-    MaybeReset();
-    return stats_.pending_sweep;
-  }
-
-  PrefixIndexStats Stats() noexcept {
-    const MutexLock lock(mutex_);
-    PrefixIndexStats stats = stats_;
-    stats.bytes = budget_.used();
-    stats.peak_bytes = budget_.peak();
-    return stats;
-  }
-
-  std::int64_t HeldBlocks(EndpointId id) noexcept {
-    const MutexLock lock(mutex_);
-    const std::uint32_t owner = FindOwner(id);
-    return owner != kNone ? owners_[owner].held : 0;
-  }
-
-  void CountRefusal() noexcept {
-    const MutexLock lock(mutex_);
-    ++stats_.refused_records;
-  }
-
-  absl::Status Audit();
-
- private:
-  // The deepest run reached, with a reference held on it, and the depth in blocks at its end. kNone and 0: nothing yet.
-  struct Path {
-    std::uint32_t end = kNone;
-    std::int64_t depth = 0;
-    bool shortened = false;  // Capacity or memory allowed no more.
-  };
-  enum class Entry : std::uint8_t { kOk, kDead, kNoMemory };
-
-  Node& NodeAt(std::uint32_t node) const noexcept TOKROUTE_REQUIRES(mutex_) { return *arena_.At<Node>(node); }
-  const BlockKey* KeysOf(const Node& node) const noexcept TOKROUTE_REQUIRES(mutex_) {
-    return arena_.At<BlockKey>(node.keys);
   }
 
   // ---- Holders of a node ----
@@ -429,7 +582,7 @@ class PrefixIndex::Impl {
     std::uninitialized_copy(old.begin(), old.end(), reinterpret_cast<Holder*>(arena_.Address(chunk)));
     if (node.holders != kNone) arena_.Free(node.holders, node.holder_units);
     node.holders = chunk;
-    node.holder_units = units;
+    node.holder_units = static_cast<std::uint16_t>(units);  // A chunk has no more than 4,096.
     return true;
   }
 
@@ -483,7 +636,7 @@ class PrefixIndex::Impl {
     const std::uint32_t needed = HolderUnits(node.holder_count + node.holder_count / 4);
     if (needed * 2 > node.holder_units) return;
     arena_.Free(node.holders + needed, node.holder_units - needed);
-    node.holder_units = needed;
+    node.holder_units = static_cast<std::uint16_t>(needed);
   }
 
   // 0 < cutoff < the holder's. The caller normalizes the node.
@@ -548,6 +701,7 @@ class PrefixIndex::Impl {
       }
       const std::uint32_t parent = node.parent;
       table_.Erase(KeysOf(node)[0]);
+      if (parent == kNone) roots_.Remove(KeysOf(node)[0]);
       arena_.Free(node.keys, KeyUnits(node.length));
       arena_.Free(at, 1);
       --stats_.runs;
@@ -657,7 +811,7 @@ class PrefixIndex::Impl {
     up.keys = keys;
     up.tail_key = KeysOf(up)[matched - 1];
     up.holders = holders;
-    up.holder_units = holder_units;
+    up.holder_units = static_cast<std::uint16_t>(holder_units);
     up.parent = low.parent;
     up.children = 1;
     up.references = 1;
@@ -717,9 +871,9 @@ class PrefixIndex::Impl {
     ShrinkHolders(low);
   }
 
-  // A new run below `parent`, on which the caller holds a reference; recorded for `owner`, pinned. Takes as many keys
+  // A new run below the path's end, on which the caller holds a reference; recorded for `owner`, pinned. Takes as many keys
   // as memory allows; returns the node, or kNone.
-  std::uint32_t NewRun(std::uint32_t parent, std::span<const BlockKey> keys, std::uint32_t owner) noexcept
+  std::uint32_t NewRun(Path& path, std::span<const BlockKey> keys, std::uint32_t owner) noexcept
       TOKROUTE_REQUIRES(mutex_) {
     const std::uint32_t at = Obtain(1, owner);
     if (at == kNone) return kNone;
@@ -741,13 +895,20 @@ class PrefixIndex::Impl {
       chunk = arena_.Allocate(KeyUnits(length));
     }
     Node& node = *::new (arena_.Address(at)) Node{};
-    std::uninitialized_copy_n(keys.data(), length, reinterpret_cast<BlockKey*>(arena_.Address(chunk)));
+    auto* const to = reinterpret_cast<BlockKey*>(arena_.Address(chunk));
+    if (length >= kLeastFill && path.fill_count < path.fills.size()) {
+      node.filled.store(false, std::memory_order_relaxed);
+      path.fills[path.fill_count++] = {&node, to, keys.data(), length};
+    } else {
+      std::uninitialized_copy_n(keys.data(), length, to);
+    }
     node.tail_key = keys[length - 1];
     node.keys = chunk;
     node.holders = kNone;
-    node.parent = parent;
+    node.parent = path.end;
     node.length = static_cast<std::uint16_t>(length);
-    if (parent != kNone) ++NodeAt(parent).children;
+    if (path.end != kNone) ++NodeAt(path.end).children;
+    else roots_.Add(keys[0]);
     ++stats_.runs;
     AddHolder(at, owner, node.length);
     return at;
@@ -779,10 +940,6 @@ class PrefixIndex::Impl {
     if (stats_.runs > 0 || table_.size() > 0) return;
     table_.Reset();
     arena_.ReleaseFree(1);  // One stays, so that a lone request does not go to the system each time.
-    if (stats_.live_receipts == 0 && live_.size() > kKeptReceipts) {
-      live_.Clear();
-      free_live_ = kNone;
-    }
   }
 
   // Trims the oldest memberships from their tails; returns the blocks evicted. Amortised O(1) per membership touched
@@ -903,26 +1060,20 @@ class PrefixIndex::Impl {
   // ---- Receipts ----
 
   std::uint32_t NewLive() noexcept TOKROUTE_REQUIRES(mutex_) {
-    std::uint32_t entry = free_live_;
-    if (entry != kNone) {
-      free_live_ = live_[entry].next_free;
-    } else {
-      entry = live_.size();
-      if (!live_.PushBack(Live{})) return kNone;
-    }
-    live_[entry] = Live{.serial = ++last_serial_};
+    const std::uint32_t entry = live_.New();
+    if (entry == kNone) return kNone;
+    live_[entry].state.store(++last_serial_ << Live::kSerialShift, std::memory_order_release);
     ++stats_.live_receipts;
     return entry;
   }
   void FreeLive(std::uint32_t entry) noexcept TOKROUTE_REQUIRES(mutex_) {
-    live_[entry] = Live{.next_free = free_live_};
-    free_live_ = entry;
+    live_.Free(entry);
     --stats_.live_receipts;
   }
   Live* FindLive(const PrefixReceipt& receipt) noexcept TOKROUTE_REQUIRES(mutex_) {
-    if (receipt.serial == 0 || receipt.entry >= live_.size()) return nullptr;
-    Live& live = live_[receipt.entry];
-    return live.serial == receipt.serial ? &live : nullptr;
+    Live* live = receipt.serial != 0 ? live_.Find(receipt.entry) : nullptr;
+    const bool same = live != nullptr && live->state.load(std::memory_order_relaxed) >> Live::kSerialShift == receipt.serial;
+    return same ? live : nullptr;
   }
   bool OwnerLives(const Live& live) const noexcept TOKROUTE_REQUIRES(mutex_) {
     return owners_[live.owner].alive && owners_[live.owner].generation == live.owner_generation;
@@ -940,7 +1091,7 @@ class PrefixIndex::Impl {
     live.node = path.end;
     live.owner = owner;
     live.owner_generation = owners_[owner].generation;
-    return {.serial = live.serial, .entry = entry, .blocks = path.depth};
+    return {.serial = last_serial_, .entry = entry, .blocks = path.depth};
   }
 
   // Makes the path to the node's end the owner's: pins what it holds of it, makes room, adds what is missing, and goes
@@ -980,7 +1131,7 @@ class PrefixIndex::Impl {
         ++stats_.conflicting_keys;
         return;
       }
-      const std::uint32_t run = NewRun(path.end, rest, owner);
+      const std::uint32_t run = NewRun(path, rest, owner);
       if (run == kNone) {
         path.shortened = true;
         return;
@@ -1058,15 +1209,27 @@ class PrefixIndex::Impl {
     }
   }
 
-  void Release(PrefixReceipt& receipt, bool aborted) noexcept TOKROUTE_REQUIRES(mutex_) {
-    Live* live = FindLive(receipt);
-    const std::uint32_t entry = receipt.entry;
-    receipt = {};
-    if (live == nullptr) return MaybeReset();
-    const std::uint32_t end = live->node, owner = live->owner;
-    if (OwnerLives(*live)) {
+  // What was released since the last section, in the order of the calls.
+  void Settle() noexcept TOKROUTE_REQUIRES(mutex_) {
+    if (released_.load(std::memory_order_relaxed) == kNone) return;
+    std::uint32_t entry = released_.exchange(kNone, std::memory_order_acquire), first = kNone;
+    while (entry != kNone) entry = std::exchange(live_[entry].next, std::exchange(first, entry));
+    while (first != kNone) {
+      const std::uint32_t next = live_[first].next;
+      Release(first);
+      first = next;
+    }
+    SweepSome(kSweepStep);
+  }
+
+  void Release(std::uint32_t entry) noexcept TOKROUTE_REQUIRES(mutex_) {
+    const Live& live = live_[entry];
+    const std::uint64_t flags = live.state.load(std::memory_order_relaxed);
+    const bool real = (flags & Live::kFirstToken) != 0 || (flags & Live::kAborted) == 0;
+    const std::uint32_t end = live.node, owner = live.owner;
+    if (OwnerLives(live)) {
       const std::uint32_t tag = TagOf(owner);
-      if (!aborted && !live->confirmed) Confirm(end, tag);
+      if (real) Confirm(end, tag);
       // Deepest first, so that parents come out more recent. The reference keeps the path while memberships go.
       for (std::uint32_t at = end; at != kNone; at = NodeAt(at).parent) {
         Holder& holder = *FindHolder(at, tag);
@@ -1089,8 +1252,6 @@ class PrefixIndex::Impl {
     MaybeReset();
   }
 
-  static constexpr std::uint32_t kKeptReceipts = 1024;
-
   const std::int32_t block_size_;
   const std::int64_t default_blocks_;
   mutable internal::Mutex mutex_;
@@ -1099,16 +1260,17 @@ class PrefixIndex::Impl {
   KeyTable table_ TOKROUTE_GUARDED_BY(mutex_);  // First key of every run -> its node.
   BudgetArray<Owner> owners_ TOKROUTE_GUARDED_BY(mutex_);
   BudgetArray<Slot> slots_ TOKROUTE_GUARDED_BY(mutex_);
-  BudgetArray<Live> live_ TOKROUTE_GUARDED_BY(mutex_);
+  LiveTable live_;  // Guard themselves, as they say.
+  RootFilter roots_;
+  alignas(64) std::atomic<std::uint32_t> released_{kNone};  // The last one; the others follow by `next`.
   std::uint32_t free_owner_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   std::uint32_t first_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone, last_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
-  std::uint32_t free_live_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   std::uint64_t last_serial_ TOKROUTE_GUARDED_BY(mutex_) = 0;
   PrefixIndexStats stats_ TOKROUTE_GUARDED_BY(mutex_);  // Without the bytes, which the budget counts.
 };
 
 absl::Status PrefixIndex::Impl::Audit() {
-  const MutexLock lock(mutex_);
+  const Section section(*this);
   struct Seen {
     std::uint32_t children = 0, references = 0;
   };
@@ -1135,7 +1297,7 @@ absl::Status PrefixIndex::Impl::Audit() {
   std::int64_t live_receipts = 0;
   std::unordered_map<std::uint64_t, std::uint32_t> pins;  // By node and owner, of living ones.
   for (std::uint32_t i = 0; i < live_.size(); ++i) {
-    if (live_[i].serial == 0) continue;
+    if (live_[i].state.load(std::memory_order_relaxed) == 0) continue;
     ++live_receipts;
     const auto node = nodes.find(live_[i].node);
     if (node == nodes.end()) return fail("receipt ", i, " names a run that is gone");

@@ -169,14 +169,14 @@ TEST(PrefixIndexTest, KeysMadeWithOtherOptionsMatchNothing) {
   EXPECT_EQ(user.index->Stats().refused_records, 3);
 }
 
-TEST(PrefixIndexTest, AColdPromptIsHashedForOneBatchOnly) {
+TEST(PrefixIndexTest, APromptIsHashedAsFarAsItIsHeld) {
   IndexUser user(Blocks(10'000));
   const std::vector<TokenId> tokens = Tokens(16 * 5000);
   EXPECT_EQ(user.Matched(kA, {.tokens = tokens}), 0);
-  EXPECT_EQ(user.keys.ready_blocks(), 64);
+  EXPECT_EQ(user.keys.ready_blocks(), 1);
   user.Store(kA, {.tokens = std::span(tokens).first(16 * 200)});
   EXPECT_EQ(user.Matched(kA, {.tokens = tokens}), 200);
-  EXPECT_EQ(user.keys.ready_blocks(), 256);
+  EXPECT_EQ(user.keys.ready_blocks(), 512);
   user.Store(kA, {.tokens = tokens});
   EXPECT_EQ(user.keys.ready_blocks(), 5000);
   EXPECT_EQ(user.Matched(kA, {.tokens = tokens}), 5000);

@@ -6,7 +6,9 @@
 #ifndef TOKROUTE_INTERNAL_MUTEX_H_
 #define TOKROUTE_INTERNAL_MUTEX_H_
 
-#include <mutex>
+#include <atomic>
+#include <chrono>
+#include <thread>
 
 #if defined(__clang__)
 #define TOKROUTE_THREAD_ANNOTATION(x) __attribute__((x))
@@ -34,17 +36,24 @@ inline void PauseBriefly() noexcept {
 class TOKROUTE_CAPABILITY("mutex") Mutex {
  public:
   void lock() noexcept TOKROUTE_ACQUIRE() {
-    for (int round = 0; round < kSpinRounds; ++round) {
-      if (mutex_.try_lock()) return;
-      PauseBriefly();
-    }
-    mutex_.lock();
+    if (held_.load(std::memory_order_relaxed) || held_.exchange(true, std::memory_order_acquire)) WaitAndLock();
   }
-  void unlock() noexcept TOKROUTE_RELEASE() { mutex_.unlock(); }
+  void unlock() noexcept TOKROUTE_RELEASE() { held_.store(false, std::memory_order_release); }
 
  private:
+  void WaitAndLock() noexcept {
+    for (;;) {
+      for (int round = 0; round < kSpinRounds; ++round) {
+        PauseBriefly();
+        // Looks before it takes, so that whoever waits leaves the holder its cache line.
+        if (!held_.load(std::memory_order_relaxed) && !held_.exchange(true, std::memory_order_acquire)) return;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));  // The holder has lost its core.
+    }
+  }
+
   static constexpr int kSpinRounds = 400;
-  std::mutex mutex_;
+  std::atomic<bool> held_{false};
 };
 
 class TOKROUTE_SCOPED_CAPABILITY MutexLock {
