@@ -75,8 +75,9 @@ class MaxScorePicker {
     choice.best = scan.best_;
     choice.tied = scan.tied_;
     choice.runner_up = scan.tied_ > 1 || scan.runner_up_ == Scan::kNone ? scan.best_ : scan.runner_up_;
-    targets[0] = scan.tied_ == 1 ? candidates.begin()[scan.at_]
-                                 : BreakTie(candidates, totals, scan.best_, stage, targets.data(), 0);
+    targets[0] = scan.tied_ == 1                       ? candidates.begin()[scan.at_]
+                 : tie_break == TieBreak::kRandom ? Draw(candidates, totals, scan, stage)
+                                                  : BreakTie(candidates, totals, scan.best_, stage, targets.data(), 0);
     choice.targets = 1;
     const std::uint32_t wanted = internal::TargetCount(options_, count, targets.size());
     while (choice.targets < wanted) {  // The next best of what is left; k is small.
@@ -94,6 +95,15 @@ class MaxScorePicker {
   }
 
  private:
+  // BreakTie for the first target, with what the scan knows: how many are equal, and where the first one is.
+  static Row Draw(const CandidatesFor<Consumes>& candidates, std::span<const double> totals, const Scan& scan,
+                  Stage& stage) noexcept {
+    std::uint32_t skip = stage.random.Below(scan.tied_);
+    for (std::size_t i = scan.at_;; ++i) {
+      if (totals[i] == scan.best_ && skip-- == 0) return candidates.begin()[i];
+    }
+  }
+
   // Among the rows of this total that are no targets yet: the best by the rule, and uniformly among equals.
   static Row BreakTie(const CandidatesFor<Consumes>& candidates, std::span<const double> totals, double total, Stage& stage,
                       const Row* taken, std::uint32_t taken_count) noexcept {
