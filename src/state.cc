@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "internal/text.h"
+#include "internal/thread_number.h"
 
 namespace tokroute::internal {
 namespace {
@@ -26,13 +27,6 @@ Refusal RefuseFault(const RequestFault& fault) noexcept {
   return refusal;
 }
 
-// Tells threads apart, from 0. A hint and no more: what it chooses (a scratch, a free list) works for any thread.
-std::uint32_t ThreadNumber() noexcept {
-  static std::atomic<std::uint32_t> threads{0};
-  thread_local const std::uint32_t number = threads.fetch_add(1, std::memory_order_relaxed);
-  return number;
-}
-
 bool Excluded(EndpointId id, std::span<const EndpointId> exclude) noexcept {
   return std::find(exclude.begin(), exclude.end(), id) != exclude.end();
 }
@@ -45,7 +39,7 @@ class TOKROUTE_SCOPED_CAPABILITY State::Section {
  public:
   explicit Section(State& state) noexcept TOKROUTE_ACQUIRE(state.mutex_) : state_(state) {
     state.mutex_.lock();
-    state.Settle(state.queue_.TakeAll());
+    state.SettleAll();
   }
   ~Section() TOKROUTE_RELEASE() { state_.mutex_.unlock(); }
   Section(const Section&) = delete;
@@ -520,10 +514,14 @@ void State::LetGo(BookingEntry* ticket) noexcept {
   }
 }
 
+void State::SettleAll() noexcept {
+  for (QueueSlot& slot : queues_) Settle(slot.queue.TakeAll());
+}
+
 // Its books are settled by whoever takes the lock next: a decision, mostly. Without any router handle there will be none,
 // so then the caller does it. With kDropped among the events, ticket and state may be gone on return.
 void State::Queue(BookingEntry* ticket) noexcept {
-  if (queue_.Add(ticket)) return;
+  if (queues_[ThreadNumber() % kQueues].queue.Add(ticket)) return;
   bool last = false;
   {
     MutexLock lock(mutex_);
@@ -539,7 +537,7 @@ void State::Orphan() noexcept {
   bool last = false;
   {
     MutexLock lock(mutex_);
-    Settle(queue_.Close());
+    for (QueueSlot& slot : queues_) Settle(slot.queue.Close());
     last = tickets_ == 0;
   }
   if (last) delete this;

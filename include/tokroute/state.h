@@ -81,6 +81,9 @@ class State {
   struct alignas(64) ScratchSlot {
     std::atomic<Scratch*> scratch{nullptr};
   };
+  struct alignas(64) QueueSlot {
+    BookingQueue queue;
+  };
   struct OwnColumn {
     std::unique_ptr<std::byte[], void (*)(void*)> values;
     std::uint32_t position = 0, size = 0;
@@ -114,6 +117,7 @@ class State {
   void End(BookingEntry* ticket, const Outcome& outcome) noexcept TOKROUTE_REQUIRES(mutex_);
   void Give(BookingEntry* ticket) noexcept TOKROUTE_REQUIRES(mutex_);
   void Settle(BookingEntry* first) noexcept TOKROUTE_REQUIRES(mutex_);
+  void SettleAll() noexcept TOKROUTE_REQUIRES(mutex_);
   std::int64_t MatchedOn(const Scratch& scratch, Row row) const noexcept;
   // Outside again.
   void TellReleased(BookingEntry* ticket, const Outcome& outcome) noexcept;
@@ -150,7 +154,8 @@ class State {
   ColumnTable table_ TOKROUTE_GUARDED_BY(mutex_);
   // ... for what any thread may touch at any time, ...
   alignas(64) Mutex mutex_;
-  alignas(64) BookingQueue queue_;
+  static constexpr std::uint32_t kQueues = 16;
+  std::array<QueueSlot, kQueues> queues_;  // By thread.
   // ... and for what every section writes.
   alignas(64) std::uint64_t decisions_ TOKROUTE_GUARDED_BY(mutex_) = 0;
   std::uint64_t tickets_ TOKROUTE_GUARDED_BY(mutex_) = 0;    // That are not gone.

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "internal/thread_number.h"
 #include "prefix/arena.h"
 #include "prefix/key_table.h"
 #include "tokroute/internal/mutex.h"
@@ -126,13 +127,13 @@ struct Live {
   std::uint32_t node = kNone, owner = kNone, owner_generation = 0;
   std::uint32_t next = kNone;  // In the free list, or in the queue of the released.
 
-  // Sets flags unless the receipt is another one's or released. True: done.
-  bool Mark(std::uint64_t serial, std::uint64_t flags) noexcept {
+  // Sets flags, and returns what it is then. 0: the receipt is another one's, or released.
+  std::uint64_t Mark(std::uint64_t serial, std::uint64_t flags) noexcept {
     std::uint64_t is = state.load(std::memory_order_relaxed);
     do {
-      if (is >> kSerialShift != serial || (is & kReleased) != 0) return false;
+      if (is >> kSerialShift != serial || (is & kReleased) != 0) return 0;
     } while (!state.compare_exchange_weak(is, is | flags, std::memory_order_acq_rel, std::memory_order_relaxed));
-    return true;
+    return is | flags;
   }
 };
 
@@ -262,7 +263,7 @@ class PrefixIndex::Impl {
     for (std::int64_t batch = std::max(kFirstBatch, keys.ready_blocks());; batch = count) {
       const std::span<const BlockKey> ready = keys.Ensure(std::min(batch, count));
       if (ready.empty()) return;
-      const Section section(*this);
+      const Section section(*this, Settled::kOwn);
       // Starts at the root each time: the tree may have changed, and a walk is a few compares per run.
       std::uint32_t last_matched = 0;
       const bool all = Walk(ready, path, last_matched);
@@ -287,7 +288,7 @@ class PrefixIndex::Impl {
     Path path{.shortened = shortened};
     PrefixReceipt receipt;
     {
-      const Section section(*this);
+      const Section section(*this, Settled::kOwn);
       receipt = RecordPath(id, keys, path, alive);
     }
     // The new runs' keys: kilobytes into cold memory, which nobody else should wait for. The receipt keeps the runs.
@@ -304,15 +305,25 @@ class PrefixIndex::Impl {
     if (live != nullptr) live->Mark(receipt.serial, Live::kFirstToken);
   }
 
-  // Queued for whoever takes the lock next.
+  // An end that takes blocks back is done at once. Any other changes nothing that a match sees: it waits for its thread's
+  // next record, or for whoever needs everything settled.
   void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept {
     const PrefixReceipt was = std::exchange(receipt, {});
     Live* live = was.serial != 0 ? live_.Find(was.entry) : nullptr;
-    if (live == nullptr || !live->Mark(was.serial, Live::kReleased | (aborted ? Live::kAborted : 0))) return;
-    std::uint32_t head = released_.load(std::memory_order_relaxed);
+    if (live == nullptr) return;
+    const std::uint64_t flags = live->Mark(was.serial, Live::kReleased | (aborted ? Live::kAborted : 0));
+    if (flags == 0) return;
+    if (aborted && (flags & Live::kFirstToken) == 0) {
+      const Section section(*this);
+      Release(was.entry);
+      SweepSome(kSweepStep);
+      return;
+    }
+    std::atomic<std::uint32_t>& list = released_[internal::ThreadNumber() % kReleasedLists].last;
+    std::uint32_t last = list.load(std::memory_order_relaxed);
     do {
-      live->next = head;
-    } while (!released_.compare_exchange_weak(head, was.entry, std::memory_order_release, std::memory_order_relaxed));
+      live->next = last;
+    } while (!list.compare_exchange_weak(last, was.entry, std::memory_order_release, std::memory_order_relaxed));
   }
 
   PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept {
@@ -320,7 +331,7 @@ class PrefixIndex::Impl {
     SweepSome(kSweepStep);
     Live* live = FindLive(from);
     const PrefixReceipt was = std::exchange(from, {});
-    if (live == nullptr || !live->Mark(was.serial, Live::kReleased | Live::kAborted)) {
+    if (live == nullptr || live->Mark(was.serial, Live::kReleased | Live::kAborted) == 0) {
       MaybeReset();
       return {};
     }
@@ -423,12 +434,14 @@ class PrefixIndex::Impl {
   absl::Status Audit();
 
  private:
-  // The lock, with everything settled that was released before.
+  // The lock, with everything settled that was released before; or with what this thread released, which is enough for
+  // who neither counts nor runs out of room.
+  enum class Settled { kAll, kOwn };
   class TOKROUTE_SCOPED_CAPABILITY Section {
    public:
-    explicit Section(Impl& impl) noexcept TOKROUTE_ACQUIRE(impl.mutex_) : impl_(impl) {
+    explicit Section(Impl& impl, Settled settled = Settled::kAll) noexcept TOKROUTE_ACQUIRE(impl.mutex_) : impl_(impl) {
       impl.mutex_.lock();
-      impl.Settle();
+      settled == Settled::kAll ? impl.SettleAll() : impl.SettleOwn();
     }
     ~Section() TOKROUTE_RELEASE() { impl_.mutex_.unlock(); }
     Section(const Section&) = delete;
@@ -946,8 +959,12 @@ class PrefixIndex::Impl {
   // plus, when a node's longest holder is trimmed, O(holders).
   std::int64_t Evict(std::uint32_t owner, std::int64_t blocks) noexcept TOKROUTE_REQUIRES(mutex_) {
     std::int64_t evicted = 0;
-    while (evicted < blocks && owners_[owner].order.oldest != kNone) {
+    while (evicted < blocks) {
       const std::uint32_t at = owners_[owner].order.oldest;
+      if (at == kNone) {  // Unless other threads have released some of it.
+        if (!SettleAll()) break;
+        continue;
+      }
       Holder& holder = *FindHolder(at, TagOf(owner));
       const std::int64_t trimmed = std::min<std::int64_t>(holder.cutoff, blocks - evicted);
       evicted += trimmed;
@@ -1209,17 +1226,28 @@ class PrefixIndex::Impl {
     }
   }
 
-  // What was released since the last section, in the order of the calls.
-  void Settle() noexcept TOKROUTE_REQUIRES(mutex_) {
-    if (released_.load(std::memory_order_relaxed) == kNone) return;
-    std::uint32_t entry = released_.exchange(kNone, std::memory_order_acquire), first = kNone;
+  // Ends what was released, in the order of the calls of each thread. False: nothing was, or we are at it.
+  bool Settle(std::atomic<std::uint32_t>& released) noexcept TOKROUTE_REQUIRES(mutex_) {
+    if (settling_ || released.load(std::memory_order_relaxed) == kNone) return false;
+    settling_ = true;
+    std::uint32_t entry = released.exchange(kNone, std::memory_order_acquire), first = kNone;
     while (entry != kNone) entry = std::exchange(live_[entry].next, std::exchange(first, entry));
     while (first != kNone) {
       const std::uint32_t next = live_[first].next;
       Release(first);
       first = next;
     }
-    SweepSome(kSweepStep);
+    settling_ = false;
+    return true;
+  }
+  bool SettleAll() noexcept TOKROUTE_REQUIRES(mutex_) {
+    bool any = false;
+    for (ReleasedList& list : released_) any |= Settle(list.last);
+    if (any) SweepSome(kSweepStep);
+    return any;
+  }
+  bool SettleOwn() noexcept TOKROUTE_REQUIRES(mutex_) {
+    return Settle(released_[internal::ThreadNumber() % kReleasedLists].last);
   }
 
   void Release(std::uint32_t entry) noexcept TOKROUTE_REQUIRES(mutex_) {
@@ -1262,7 +1290,12 @@ class PrefixIndex::Impl {
   BudgetArray<Slot> slots_ TOKROUTE_GUARDED_BY(mutex_);
   LiveTable live_;  // Guard themselves, as they say.
   RootFilter roots_;
-  alignas(64) std::atomic<std::uint32_t> released_{kNone};  // The last one; the others follow by `next`.
+  struct alignas(64) ReleasedList {
+    std::atomic<std::uint32_t> last{kNone};  // The others follow by `next`.
+  };
+  static constexpr std::uint32_t kReleasedLists = 16;
+  std::array<ReleasedList, kReleasedLists> released_;  // By thread.
+  bool settling_ TOKROUTE_GUARDED_BY(mutex_) = false;
   std::uint32_t free_owner_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   std::uint32_t first_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone, last_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   std::uint64_t last_serial_ TOKROUTE_GUARDED_BY(mutex_) = 0;

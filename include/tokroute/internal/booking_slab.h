@@ -50,6 +50,7 @@ struct alignas(64) BookingEntry {  // Whole cache lines: neighbours belong to ot
 };
 
 // Tickets with events that are not settled yet, first come, first served. Add from any thread; the rest by one at a time.
+// A state has several, so that threads need not pass one to and fro.
 class BookingQueue {
  public:
   // False: closed.
