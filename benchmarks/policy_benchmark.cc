@@ -97,7 +97,8 @@ template <bool kTwo>
   const double* weighted = w.weighted.data();
   const double* rate = w.rate.data();
   const double least_warm = tokroute::internal::LeastReaching(threshold, static_cast<double>(prompt));
-  std::int64_t least[2] = {tokroute::internal::kInt64Max, tokroute::internal::kInt64Max};
+  constexpr std::int64_t kMost = tokroute::internal::kInt64Max;
+  std::int64_t least_in_cold = kMost, least_in_warm = kMost;
   double best_match = 0;
   bool mixed = false;
   Row* warm = w.buffers.data();
@@ -107,8 +108,8 @@ template <bool kTwo>
     const bool is_warm = weighted[row] >= least_warm;
     warm[warm_count] = row;
     warm_count += is_warm ? 1U : 0U;
-    std::int64_t& side = least[is_warm ? 1 : 0];
-    side = in_flight[row] < side ? in_flight[row] : side;
+    least_in_cold = std::min(least_in_cold, is_warm ? kMost : in_flight[row]);
+    least_in_warm = std::min(least_in_warm, is_warm ? in_flight[row] : kMost);
     best_match = weighted[row] > best_match ? weighted[row] : best_match;
     mixed |= rate[row] != rate[rows[0]];
   }
@@ -121,8 +122,8 @@ template <bool kTwo>
   } else if (warm_count == count) {
     out.reason = &tokroute::kAllWarm;
   } else {
-    out.warm = least[1], out.cold = least[0];
-    out.margin = least[1] - least[0] - kTau;
+    out.warm = least_in_warm, out.cold = least_in_cold;
+    out.margin = least_in_warm - least_in_cold - kTau;
     out.reason = out.margin > 0 ? &tokroute::kGateOpen : &tokroute::kSticky;
     if (out.margin <= 0) rows = warm, count = warm_count;
   }

@@ -349,5 +349,126 @@ TEST_F(RaceTest, MoreThreadsThanScratchSlots) {
   ExpectQuiet(80 * 20);
 }
 
+// ---- Settling: what tickets were told is in the books before anybody looks.
+
+// Counts what reaches it, for as long as somebody holds the counts.
+struct EventCounts {
+  std::atomic<int> booked{0}, first_tokens{0}, released{0}, aborted{0};
+};
+class CountingLoad {
+ public:
+  static constexpr std::string_view kName = "counting-load";
+  using Produces = Signals<ActiveRequests>;
+  using Own = WritableColumns<Produces>;
+  explicit CountingLoad(std::shared_ptr<EventCounts> counts) : counts_(std::move(counts)) {}
+  void OnBooked(Own own, const Request&, const Booking& b) noexcept {
+    ++counts_->booked;
+    ++own.Column<ActiveRequests>()[b.row];
+  }
+  void OnFirstToken(Own, const Booking&) noexcept { ++counts_->first_tokens; }
+  void OnReleased(Own own, const Booking& b, const Outcome& outcome) noexcept {
+    ++(outcome.aborted ? counts_->aborted : counts_->released);
+    --own.Column<ActiveRequests>()[b.row];
+  }
+
+ private:
+  std::shared_ptr<EventCounts> counts_;
+};
+
+class SettleTest : public ::testing::Test {
+ protected:
+  SettleTest() {
+    auto router = MakeRouter(fleet_, {}, Producers(CountingLoad(counts_)),
+                             Named("least", Policy(ActiveRequestScorer{}, MaxScorePicker{})));
+    EXPECT_TRUE(router.ok()) << router.status();
+    router_.emplace(*router);
+  }
+  std::shared_ptr<EventCounts> counts_ = std::make_shared<EventCounts>();
+  Fleet<Upstream> fleet_;
+  std::vector<EndpointId> ids_ = AddEndpoints(fleet_, 2);
+  std::optional<Router<Upstream>> router_;
+};
+
+TEST_F(SettleTest, EveryEventReachesAProducerOnceAndInOrder) {
+  auto ticket = router_->Route({.prompt_tokens = 10}).Take();
+  ticket.FirstToken();
+  ticket.FirstToken();
+  ticket.Finish();
+  ticket.Finish();
+  ticket.FirstToken();
+  EXPECT_EQ(*router_->Read<ActiveRequests>(ids_[0]) + *router_->Read<ActiveRequests>(ids_[1]), 0);
+  EXPECT_EQ(counts_->first_tokens, 1);
+  EXPECT_EQ(counts_->released, 1);
+  EXPECT_EQ(counts_->aborted, 0);
+  EXPECT_EQ(router_->Metrics().repeated_events, 2U);
+  EXPECT_EQ(router_->Metrics().late_events, 1U);
+}
+
+TEST_F(SettleTest, WhatOneThreadEndedTheNextDecisionOfAnotherSees) {
+  for (int round = 0; round < 200; ++round) {
+    auto busy = router_->Route({.prompt_tokens = 10}).Take();
+    auto idle = router_->Route({.prompt_tokens = 10}).Take();
+    ASSERT_NE(busy.endpoint_id(), idle.endpoint_id());
+    std::thread([&] { idle.Finish(); }).join();
+    auto next = router_->Route({.prompt_tokens = 10});
+    ASSERT_TRUE(next.ok());
+    EXPECT_EQ(next->endpoint_id(), idle.endpoint_id()) << round;
+  }
+}
+
+TEST_F(SettleTest, TicketsThatOutliveEveryHandleSettleByThemselves) {
+  auto first = router_->Route({.prompt_tokens = 10}).Take(), second = router_->Route({.prompt_tokens = 10}).Take();
+  { auto dropped = router_->Route({.prompt_tokens = 10}); }
+  router_.reset();
+  EXPECT_EQ(counts_->aborted, 1) << "what was queued when the last handle went";
+  first.FirstToken();
+  EXPECT_EQ(counts_->first_tokens, 1);
+  first.Finish();
+  EXPECT_EQ(counts_->released, 1);
+  EXPECT_TRUE(second.live());
+  EXPECT_TRUE(second.MoveTo(second.endpoint_id() == ids_[0] ? ids_[1] : ids_[0]));
+  EXPECT_EQ(counts_->aborted, 2) << "a move releases and books";
+  EXPECT_EQ(counts_.use_count(), 2);
+  first = Ticket<Upstream>();
+  second = Ticket<Upstream>();
+  EXPECT_EQ(counts_->aborted, 3);
+  EXPECT_EQ(counts_->booked, counts_->released + counts_->aborted);
+  EXPECT_EQ(counts_.use_count(), 1) << "the last ticket took the state along";
+}
+
+TEST_F(SettleTest, TheLastHandleAgainstTheLastTickets) {
+  for (int round = 0; round < kRounds / 10; ++round) {
+    Fleet<Upstream> fleet;
+    AddEndpoints(fleet, 2);
+    auto counts = std::make_shared<EventCounts>();
+    auto router = std::make_unique<Router<Upstream>>(*MakeRouter(
+        fleet, {}, Producers(CountingLoad(counts)), Named("least", Policy(ActiveRequestScorer{}, MaxScorePicker{}))));
+    Ticket<Upstream> a = router->Route({.prompt_tokens = 10}).Take(), b = router->Route({.prompt_tokens = 10}).Take();
+    std::atomic<int> ready{0};
+    const auto meet = [&] {
+      ++ready;
+      while (ready.load() < 3) std::this_thread::yield();
+    };
+    std::thread one([&] {
+      meet();
+      a.FirstToken();
+      a = Ticket<Upstream>();
+    });
+    std::thread two([&] {
+      meet();
+      b.Finish();
+      b = Ticket<Upstream>();
+    });
+    meet();
+    router.reset();
+    one.join();
+    two.join();
+    ASSERT_EQ(counts->first_tokens, 1);
+    ASSERT_EQ(counts->released, 1);
+    ASSERT_EQ(counts->aborted, 1);
+    ASSERT_EQ(counts.use_count(), 1);
+  }
+}
+
 }  // namespace
 }  // namespace tokroute

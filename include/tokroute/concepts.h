@@ -100,7 +100,8 @@ concept Picker = requires(const P& p, const Request& r, CandidatesFor<typename P
 
 // LoadProducer<L>: keeps per-endpoint columns up to date with what is dispatched. Works inside the router's critical
 // section: O(1), noexcept, no locks. The router owns the columns, grows them and zeroes a slot's when its occupant
-// changes; a release of a removed endpoint never reaches a producer.
+// changes; a release of a removed endpoint never reaches a producer. OnFirstToken and OnReleased may come later than the
+// ticket was told, and on another thread, but before the next decision and before anything reads a column.
 //
 // Optional: `void Price(const Request&, Booking&) const noexcept`, called before OnBooked, sets the booking's charge;
 // `using Audited = Signals<...>`: columns that a replay of OnBooked and OnFirstToken over the live bookings must
@@ -118,7 +119,8 @@ concept LoadProducer = requires(L& l, WritableColumns<typename L::Produces> own,
 // it may cost O(prompt); guards itself. Its columns are zeroed before Fill, one value per row of `f.width()`.
 //
 // Record runs once per booking after the section and must refuse an id that died meanwhile; its receipt lives with the
-// ticket and comes back to OnFirstToken and OnReleased, which may race with each other, so they take their own lock.
+// ticket and comes back to OnFirstToken and OnReleased, which may race with each other, so they take their own lock. They
+// run within the ticket's own call.
 //
 // Optional: `RequestFault Check(const Request&) const noexcept` refuses a request it cannot read;
 // `void FillNew(const Request&, Own, Row) noexcept` completes the zeroed columns of a row whose occupant came after Fill

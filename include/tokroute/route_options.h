@@ -58,7 +58,7 @@ struct RouterMetrics {
   std::uint64_t moved = 0;         // By MoveTo or Reroute.
   std::uint64_t repeated_events = 0;    // A second FirstToken or Finish. No effect.
   std::uint64_t late_events = 0;        // FirstToken after the end, or anything after Expire. No effect.
-  std::uint64_t orphaned_releases = 0;  // Releases of an endpoint that had been removed. They fell on nothing.
+  std::uint64_t orphaned_releases = 0;  // Settled when the endpoint had been removed. They fell on nothing.
   std::uint64_t scores_clamped = 0;     // Scores that were NaN or outside 0..1.
   // Prompt tokens that a prefix producer took for cached, and what the engine reported, over the tickets whose Finish
   // brought cached_tokens. Far apart: the router's tokens or block size are not the engine's.

@@ -4,6 +4,9 @@
 // The way of a request: Match (outside the lock: hash, match, fill the request columns), then one short section that
 // reads the load columns, filters, scores, picks and books; then Record (outside again). So two requests that arrive
 // together never both see the same idle endpoint, and nothing under the lock allocates or grows with the prompt.
+//
+// A ticket's first token and end take no lock: they set flags on its entry and queue it. Every section begins by settling
+// the queues, so the books are up to date whenever somebody looks at them.
 #ifndef TOKROUTE_STATE_H_
 #define TOKROUTE_STATE_H_
 

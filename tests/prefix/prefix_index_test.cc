@@ -479,6 +479,70 @@ TEST(PrefixIndexTest, R85ARemovedEndpointLeavesNothing) {
   ExpectSound(index);
 }
 
+TEST(PrefixIndexTest, WhatAnotherThreadReleasedMakesRoom) {
+  IndexUser user(Blocks(10));
+  PrefixReceipt pinned = user.Record(kA, LongChain(1, 10));
+  EXPECT_EQ(user.Record(kA, LongChain(2, 10)).blocks, 0) << "all of the capacity is pinned";
+  std::thread([&] { user.index->OnReleased(pinned, false); }).join();
+  PrefixReceipt next = user.Record(kA, LongChain(3, 10));
+  EXPECT_EQ(next.blocks, 10);
+  EXPECT_EQ(user.Matched(kA, LongChain(1, 10)), 0);
+  user.index->OnReleased(next, false);
+  EXPECT_EQ(user.index->Stats().live_receipts, 0);
+  ExpectSound(*user.index);
+}
+
+TEST(PrefixIndexTest, AnAbortOnAnotherThreadIsTakenBackAtOnce) {
+  IndexUser user(Blocks(100));
+  PrefixReceipt receipt = user.Record(kA, LongChain(1, 10));
+  std::thread([&] { user.index->OnReleased(receipt, true); }).join();
+  EXPECT_EQ(user.Matched(kA, LongChain(1, 10)), 0);
+  receipt = user.Record(kA, LongChain(1, 10));
+  user.index->OnFirstToken(receipt);
+  std::thread([&] { user.index->OnReleased(receipt, true); }).join();
+  EXPECT_EQ(user.Matched(kA, LongChain(1, 10)), 10) << "it had been real";
+  ExpectSound(*user.index);
+}
+
+TEST(PrefixIndexTest, RecordersOfOnePromptWaitForItsKeys) {
+  // One thread's new run is forked by the other's record while its keys may still be on their way.
+  IndexUser user(Blocks(100'000));
+  const int rounds = 2'000;
+  std::atomic<int> turn{0}, done{0};
+  const auto prompt = [](int round, std::int64_t own) {
+    std::vector<BlockKey> keys = LongChain(static_cast<std::uint64_t>(round) + 1, 200);
+    BlockKey parent = keys.back();
+    for (std::int64_t i = 0; i < 100; ++i) keys.push_back(parent = ChainKey(parent, static_cast<std::uint64_t>(own + 1)));
+    return keys;
+  };
+  const auto record = [&](IndexUser& mine, int side, int round) {
+    const std::vector<BlockKey> keys = prompt(round, side);
+    PrefixReceipt receipt = mine.Record(side == 0 ? kA : kB, keys);
+    EXPECT_EQ(receipt.blocks, 300);
+    mine.index->OnReleased(receipt, false);
+  };
+  std::thread other([&] {
+    IndexUser mine(user.index);
+    for (int round = 0; round < rounds; ++round) {
+      while (turn.load() <= round) std::this_thread::yield();
+      record(mine, 1, round);
+      ++done;
+    }
+  });
+  for (int round = 0; round < rounds; ++round) {
+    ++turn;
+    record(user, 0, round);
+    while (done.load() <= round) std::this_thread::yield();
+    ASSERT_EQ(user.Matched(kA, prompt(round, 0)), 300);
+    ASSERT_EQ(user.Matched(kB, prompt(round, 0)), 200);
+    ASSERT_EQ(user.Matched(kA, prompt(round, 1)), 200);
+    ASSERT_EQ(user.Matched(kB, prompt(round, 1)), 300);
+    if (round % 16 == 15) user.index->ClearEndpoint(kA), user.index->ClearEndpoint(kB);
+  }
+  other.join();
+  ExpectSound(*user.index);
+}
+
 TEST(PrefixIndexTest, RemovalIsVisibleAtOnceAndSweptInSteps) {
   IndexUser user(Blocks(100'000));
   PrefixIndex& index = *user.index;

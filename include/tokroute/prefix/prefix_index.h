@@ -42,8 +42,8 @@ struct PrefixIndexOptions {
   std::int64_t max_bytes = std::int64_t{4} << 30;
 };
 
-// Returned by Record, given back to OnReleased once. A small handle: the state is in the index, under its lock, so
-// copies, doubled, late or raced calls and receipts of endpoints long gone do no harm.
+// Returned by Record, given back to OnReleased once. A small handle: the state is in the index, so copies, doubled, late
+// or raced calls and receipts of endpoints long gone do no harm.
 struct PrefixReceipt {
   std::uint64_t serial = 0;  // Never reused in the life of an index. 0: nothing was recorded.
   std::uint32_t entry = 0;
@@ -108,8 +108,10 @@ struct PrefixIndexStats {
 //   * A block that nobody holds is dropped at once, and after everything is removed the memory is back.
 //   * Same calls, same answers. No recursion, nothing throws; allocation only while growing, none once at capacity.
 //
-// Threads: any call from any thread. Every call takes one lock; hashing always happens outside it. Costs below are in
-// runs on the prompt's path (a handful) and holders of a run, not in blocks.
+// Threads: any call from any thread. Match, Record and what administers take one lock, but not for a prompt of which
+// nobody holds the first block; hashing and copying keys happen outside it. OnFirstToken and an ordinary OnReleased take
+// none: they leave word, which is settled at the latest before anything that depends on it. Costs below are in runs on
+// the prompt's path (a handful) and holders of a run, not in blocks.
 class PrefixIndex {
  public:
   // Returns an index, or kInvalidArgument naming the field, its value and the accepted range.
@@ -124,8 +126,8 @@ class PrefixIndex {
     return {.block_size = options_.block_size, .scheme = options_.scheme, .seed = options_.key_seed};
   }
 
-  // Who holds how much of the prompt. Hashes as far as somebody holds it: the first 64 blocks, then four times as many,
-  // and so on. O(runs * log(run) + holders found).
+  // Who holds how much of the prompt. Hashes as far as somebody holds it: one block, then 512, then all of it.
+  // O(runs * log(run) + holders found).
   void Match(PromptKeys& keys, PrefixMatch& out) const noexcept;
 
   // At booking: `endpoint` is about to hold the prompt's full blocks. Hashes the whole prompt (no further than the
@@ -134,11 +136,11 @@ class PrefixIndex {
   // not asked) does not know. O(runs + blocks newly recorded + evicted runs).
   PrefixReceipt Record(EndpointId endpoint, PromptKeys& keys, const FleetView* alive) noexcept;
 
-  // The engine has produced a token: the blocks recorded are real. No effect on an empty or finished receipt. O(runs).
+  // The engine has produced a token: the blocks recorded are real. No effect on an empty or finished receipt. O(1).
   void OnFirstToken(PrefixReceipt& receipt) noexcept;
 
   // The request has ended; unpins and empties the receipt. Aborted before the first token: taken back. Else real. No
-  // effect on an empty or finished receipt. O(runs).
+  // effect on an empty or finished receipt. O(1), and O(runs) for whoever settles it.
   void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept;
 
   // A retry elsewhere: the blocks of `from` are recorded for `to`, tentatively, then `from` is released as aborted
