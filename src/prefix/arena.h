@@ -10,13 +10,17 @@
 #define TOKROUTE_SRC_PREFIX_ARENA_H_
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <type_traits>
+
+#include "prefix/shared_word.h"
 
 namespace tokroute::internal {
 
@@ -111,19 +115,31 @@ class BudgetArray {
 // arrays shrink in place.
 //
 // Addresses never move. O(log units) per call. Segments that are wholly free go back to the system when they outnumber
-// those in use, so a steady load never pays for it.
+// those in use, so a steady load never pays for it; or, where readers may be looking, when the owner says so.
+//
+// Readers of a structure that lives here may ask for any handle at any time (Try...); what they find is theirs to check.
 class Arena {
  public:
   static constexpr std::uint32_t kUnitBytes = 64, kOrders = 13, kSegmentUnits = 1u << (kOrders - 1);
 
+  // kShared: other threads read meanwhile. Segments then go back by ReleaseFree and ReleaseSurplus only.
+  enum class Use : std::uint8_t { kExclusive, kShared };
+
   // Takes at most `limit` bytes for segments.
-  Arena(MemoryBudget& budget, std::int64_t limit) noexcept : budget_(budget), limit_(limit), segments_(budget) {
+  Arena(MemoryBudget& budget, std::int64_t limit, Use use = Use::kExclusive) noexcept
+      : budget_(budget),
+        shared_(use == Use::kShared),
+        most_segments_(static_cast<std::uint32_t>(std::min<std::int64_t>(
+            limit / static_cast<std::int64_t>(kSegmentBytes), kNone / kSegmentUnits))),  // kNone must not be a handle.
+        // Address space only, until it is used.
+        segments_(static_cast<std::byte**>(std::calloc(std::max(most_segments_, 1u), sizeof(std::byte*)))) {
     std::fill(std::begin(free_), std::end(free_), kNone);
   }
   ~Arena() {
-    for (std::uint32_t i = 0; i < segments_.size(); ++i) {
+    for (std::uint32_t i = 0; i < ever_used_; ++i) {
       if (segments_[i] != nullptr) ReleaseSegment(i);
     }
+    std::free(segments_);
   }
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -173,13 +189,20 @@ class Arena {
       Link(chunk, order);
       begin = next;
     }
-    while (free_segments_ > kSpareSegments && free_segments_ * 2 > live_segments_) ReleaseOne();
+    if (!shared_) {
+      while (HasSurplus()) ReleaseOne();
+    }
+  }
+
+  // More segments lie free than is sensible to keep.
+  bool HasSurplus() const noexcept { return free_segments_ > kSpareSegments && free_segments_ * 2 > live_segments_; }
+  void ReleaseSurplus() noexcept {
+    while (HasSurplus()) ReleaseOne();
   }
 
   // Gives free segments back until `keep` are left of them.
   void ReleaseFree(std::uint32_t keep) noexcept {
     while (free_segments_ > keep) ReleaseOne();
-    if (live_segments_ == 0) segments_.Clear();
   }
 
   template <class T>
@@ -188,6 +211,17 @@ class Arena {
   }
   std::byte* Address(std::uint32_t handle) const noexcept {
     return segments_[handle / kSegmentUnits] + std::size_t{handle % kSegmentUnits} * kUnitBytes;
+  }
+
+  // Null when there is no such memory now. Any thread; the memory stays as long as a ReaderGate's visit.
+  std::byte* TryAddress(std::uint32_t handle) const noexcept {
+    if (handle / kSegmentUnits >= most_segments_) return nullptr;
+    std::byte* segment = std::atomic_ref<std::byte*>(segments_[handle / kSegmentUnits]).load(std::memory_order_seq_cst);
+    return segment != nullptr ? segment + std::size_t{handle % kSegmentUnits} * kUnitBytes : nullptr;
+  }
+  // The bytes from a handle's unit to its segment's end: what may be read behind it, whatever is there.
+  static std::size_t BytesBehind(std::uint32_t handle) noexcept {
+    return std::size_t{kSegmentUnits - handle % kSegmentUnits} * kUnitBytes;
   }
 
   std::int64_t used_units() const noexcept { return used_units_; }
@@ -222,8 +256,8 @@ class Arena {
 
   void Link(std::uint32_t chunk, std::uint32_t order) noexcept {
     *State(chunk) = static_cast<std::uint8_t>(order + 1);
-    ::new (Address(chunk)) FreeChunk{kNone, free_[order]};
-    if (free_[order] != kNone) At<FreeChunk>(free_[order])->previous = chunk;
+    StoreRecord(*At<FreeChunk>(chunk), FreeChunk{kNone, free_[order]});
+    if (free_[order] != kNone) Store(At<FreeChunk>(free_[order])->previous, chunk);
     free_[order] = chunk;
     if (order + 1 == kOrders) ++free_segments_;
   }
@@ -231,30 +265,31 @@ class Arena {
     *State(chunk) = 0;
     const FreeChunk entry = *At<FreeChunk>(chunk);
     if (entry.previous != kNone) {
-      At<FreeChunk>(entry.previous)->next = entry.next;
+      Store(At<FreeChunk>(entry.previous)->next, entry.next);
     } else {
       free_[order] = entry.next;
     }
-    if (entry.next != kNone) At<FreeChunk>(entry.next)->previous = entry.previous;
+    if (entry.next != kNone) Store(At<FreeChunk>(entry.next)->previous, entry.previous);
     if (order + 1 == kOrders) --free_segments_;
   }
 
   bool AddSegment() noexcept {
-    const auto bytes = static_cast<std::int64_t>(kSegmentBytes);
-    if ((std::int64_t{live_segments_} + 1) * bytes > limit_) return false;
+    if (segments_ == nullptr) return false;
     std::uint32_t index = first_hole_;
-    while (index < segments_.size() && segments_[index] != nullptr) ++index;
-    // kNone must not be a handle, hence the last segment is never used.
-    if (index >= kNone / kSegmentUnits) return false;
-    if (index == segments_.size() && !segments_.PushBack(nullptr)) return false;
-    if (!budget_.Take(bytes)) return false;
+    while (index < ever_used_ && segments_[index] != nullptr) ++index;
+    const auto bytes = static_cast<std::int64_t>(kSegmentBytes);
+    if (index >= most_segments_ || !budget_.Take(bytes)) return false;
     void* memory = ::operator new(kSegmentBytes, std::align_val_t{kUnitBytes}, std::nothrow);
     if (memory == nullptr) {
       budget_.Give(bytes);
       return false;
     }
-    segments_[index] = static_cast<std::byte*>(memory);
-    std::memset(segments_[index] + std::size_t{kSegmentUnits} * kUnitBytes, 0, kSegmentUnits);
+    auto* const segment = static_cast<std::byte*>(memory);
+    // All that readers may ask for has a value.
+    if (shared_) std::memset(segment, 0, std::size_t{kSegmentUnits} * kUnitBytes);
+    std::memset(segment + std::size_t{kSegmentUnits} * kUnitBytes, 0, kSegmentUnits);
+    std::atomic_ref<std::byte*>(segments_[index]).store(segment, std::memory_order_seq_cst);
+    ever_used_ = std::max(ever_used_, index + 1);
     first_hole_ = index + 1;
     ++live_segments_;
     Link(index * kSegmentUnits, kOrders - 1);
@@ -266,18 +301,20 @@ class Arena {
     ReleaseSegment(chunk / kSegmentUnits);
   }
   void ReleaseSegment(std::uint32_t index) noexcept {
-    ::operator delete(segments_[index], std::align_val_t{kUnitBytes});
-    segments_[index] = nullptr;
+    std::byte* const segment = segments_[index];
+    std::atomic_ref<std::byte*>(segments_[index]).store(nullptr, std::memory_order_seq_cst);
+    ::operator delete(segment, std::align_val_t{kUnitBytes});
     first_hole_ = std::min(first_hole_, index);
     --live_segments_;
     budget_.Give(static_cast<std::int64_t>(kSegmentBytes));
   }
 
   MemoryBudget& budget_;
-  const std::int64_t limit_;
-  BudgetArray<std::byte*> segments_;  // Null where one was given back.
-  std::uint32_t free_[kOrders];       // Heads of the lists of free chunks, by order.
-  std::uint32_t first_hole_ = 0, live_segments_ = 0, free_segments_ = 0;
+  const bool shared_;
+  const std::uint32_t most_segments_;
+  std::byte** const segments_;   // most_segments_ of them; null where there is none.
+  std::uint32_t free_[kOrders];  // Heads of the lists of free chunks, by order.
+  std::uint32_t first_hole_ = 0, ever_used_ = 0, live_segments_ = 0, free_segments_ = 0;
   std::int64_t used_units_ = 0;
 };
 

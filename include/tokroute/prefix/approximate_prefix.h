@@ -71,7 +71,11 @@ class ApproximatePrefix {
     return index_->Record(booking.endpoint, workspace.keys, &fleet);
   }
   void OnFirstToken(Receipt& receipt) noexcept { index_->OnFirstToken(receipt); }
-  void OnReleased(Receipt& receipt, const Outcome& outcome) noexcept { index_->OnReleased(receipt, outcome.aborted); }
+  // Works on a copy: the ticket's first token may be reading the receipt at this moment.
+  void OnReleased(Receipt& receipt, const Outcome& outcome) noexcept {
+    Receipt copy = receipt;
+    index_->OnReleased(copy, outcome.aborted);
+  }
   Receipt Move(Receipt& receipt, const FleetView& fleet, const Booking& to) noexcept {
     return index_->Move(receipt, to.endpoint, &fleet);
   }

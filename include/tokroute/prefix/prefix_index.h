@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,11 +26,23 @@
 #include "tokroute/fleet_view.h"
 #include "tokroute/fwd.h"
 #include "tokroute/prefix/block_key.h"
+#include "tokroute/prefix/kv_event.h"
+
+namespace tokroute::internal {
+class PrefixEngine;
+}
 
 namespace tokroute {
 inline namespace v0 {
 
+// Where an index knows from what endpoints hold.
+enum class IndexMode : std::uint8_t {
+  kApproximate,  // From what was sent there (Record), least recently used first. The default.
+  kExact,        // From the engines' own KV events (Stored, Removed, ...).
+};
+
 struct PrefixIndexOptions {
+  IndexMode mode = IndexMode::kApproximate;
   // One index has one block size; it is used as given, never rounded. Unit: tokens. kMinBlockSize .. kMaxBlockSize.
   std::int32_t block_size = kDefaultBlockSize;
   KeyScheme scheme = KeyScheme::kXxh3;
@@ -37,13 +50,15 @@ struct PrefixIndexOptions {
   // Cache capacity of an endpoint that told none. Unit: tokens. block_size .. 2^40. What an 80 GB accelerator holds of
   // a 30B model beside its weights is a few hundred thousand tokens.
   std::int64_t default_capacity_tokens = 300'000;
+  // Exact mode: what a block counts for affinity, by where it lies. Each 0 .. 1.
+  TierWeights tier_weights = {};
   // The most memory the index ever asks for, its tables included. Unit: bytes. 4 MiB .. 128 GiB. A record that does not
-  // fit evicts its own endpoint's oldest blocks, then is shortened.
+  // fit evicts its own endpoint's oldest blocks, then is shortened; an event that does not fit is refused and counted.
   std::int64_t max_bytes = std::int64_t{4} << 30;
 };
 
 // Returned by Record, given back to OnReleased once. A small handle: the state is in the index, so copies, doubled, late
-// or raced calls and receipts of endpoints long gone do no harm.
+// or raced calls and receipts of endpoints long gone do no harm. (Calls that race need a copy each: they empty theirs.)
 struct PrefixReceipt {
   std::uint64_t serial = 0;  // Never reused in the life of an index. 0: nothing was recorded.
   std::uint32_t entry = 0;
@@ -57,7 +72,8 @@ class PrefixMatch {
  public:
   struct Holder {
     EndpointId endpoint = {};
-    std::int64_t blocks = 0;  // Held from the prompt's first block on, without a gap. >= 1.
+    std::int64_t blocks = 0;  // Held from the prompt's first block on, without a gap, in whatever tier. >= 1.
+    double weighted_blocks = 0;  // The same, each times the weight of the best tier it lies in; not rounded.
   };
 
   // Every endpoint that holds at least the first block, once, by ascending slot.
@@ -90,9 +106,19 @@ struct PrefixIndexStats {
   std::int64_t truncated_records = 0;  // Shortened because capacity or memory allowed no more.
   std::int64_t refused_records = 0;    // Dead or invalid endpoint, foreign keys, or no memory at all.
   std::int64_t conflicting_keys = 0;   // Keys that came again in another place; the first stays. 0 with honest keys.
+  // Exact mode.
+  std::int64_t stored_blocks = 0, removed_blocks = 0;  // That events told of, and that were so.
+  std::int64_t duplicate_blocks = 0;   // Stored where they were held already: the endpoint then has one copy more.
+  std::int64_t unknown_removes = 0;    // Removed where they were not held. No effect.
+  std::int64_t unknown_parents = 0;    // Events stored behind a block that the index does not have.
+  std::int64_t forks = 0;              // Events that left a run before its end.
+  std::int64_t holed_memberships = 0;  // Times that an endpoint's part of a run got a gap.
+  std::int64_t refused_events = 0;     // Wholly or in part, for whatever reason (see KvResult).
+  std::int64_t cap_hits = 0;           // Of these, and of removes that lost more than they named, for want of memory.
+  std::int64_t sequence_gaps = 0, duplicate_batches = 0, restarts = 0;
 };
 
-// A path-compressed radix tree over chained block keys. A run of consecutive keys is one node; since keys are chained,
+// Approximate mode: a path-compressed radix tree over chained block keys. A run of consecutive keys is one node; since keys are chained,
 // one compare with a run's last key verifies the run. Callers see endpoints and depths only: the inside may change.
 //
 // What it promises:
@@ -154,6 +180,23 @@ class PrefixIndex {
   // or replaced incarnation. kResourceExhausted: max_bytes leaves no room to note it.
   absl::Status SetCapacity(EndpointId endpoint, std::int64_t tokens);
 
+  // ---- KV events: exact mode. One source's events in the order in which its engine sent them; any thread. ----
+  //
+  // Every endpoint may be told of without introduction, like in Record. Blocks are counted per endpoint and tier: stored
+  // twice, they are held until they were removed twice.
+
+  // `source` has stored the blocks of these keys, each behind the one before, the first behind `parent` (nullopt: the
+  // prompt's first block). See KvResult for what can go wrong; what was told before a refusal's reason stands. O(keys).
+  KvResult Stored(const KvSource& source, std::optional<BlockKey> parent, std::span<const BlockKey> keys) noexcept;
+  // `source` has let go of these blocks, in whatever order. Blocks behind them stay, and count again if these come back.
+  // O(keys).
+  KvResult Removed(const KvSource& source, std::span<const BlockKey> keys) noexcept;
+  // The number of the batch that comes next from this endpoint; says whether to apply it. O(1).
+  KvSequence Sequence(EndpointId endpoint, std::uint64_t number) noexcept;
+  // The index may differ from the engine: a gap, or an event that could not be taken. Clear the endpoint, which ends this,
+  // and have everything stored again.
+  bool WantsResync(EndpointId endpoint) const noexcept;
+
   // Forgets an endpoint. Visible at once; its memberships are swept then and by later mutating calls, at most 64 each
   // (besides those in a run whose list of holders has to grow or to split at that moment). Its id stays dead for ever.
   // No effect on an id that nobody can have. O(1) besides the sweep.
@@ -179,11 +222,10 @@ class PrefixIndex {
   absl::Status Audit() const;
 
  private:
-  class Impl;
-  PrefixIndex(const PrefixIndexOptions& options, std::unique_ptr<Impl> impl) noexcept;
+  PrefixIndex(const PrefixIndexOptions& options, std::unique_ptr<internal::PrefixEngine> engine) noexcept;
 
   PrefixIndexOptions options_;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<internal::PrefixEngine> engine_;
 };
 
 }  // namespace v0

@@ -1,0 +1,316 @@
+// Where each key is: from 64-bit keys to places (a run and an offset in it), for one writer and any number of readers.
+//
+// Private to src/prefix. A slot has 32 bits of run, 12 of offset and 20 of the key's hash; the key itself lies in its run,
+// and whoever looks up says whether a place is the right one, so a foreign run is looked at once in some hundred probes.
+// Sharded extendible hashing: 65,536 shards, each a table of 8 to 256 slots or a directory of such tables, which double,
+// split and shrink one at a time, from what their slots say: the longest pause is the split of 256 slots, whatever the
+// size. Tables live in the arena, so the memory cap covers them.
+//
+// A reader that races with the writer may miss a key that is there, or be shown a place where it is no more.
+#ifndef TOKROUTE_SRC_PREFIX_PLACE_TABLE_H_
+#define TOKROUTE_SRC_PREFIX_PLACE_TABLE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "prefix/arena.h"
+#include "prefix/shared_word.h"
+
+namespace tokroute::internal {
+
+struct Place {
+  std::uint32_t run = kNone, offset = 0;
+};
+
+class PlaceTable {
+ public:
+  static constexpr std::uint32_t kMostOffset = (1u << 12) - 1;
+
+  // `secret` keeps strangers from choosing keys that collide here.
+  PlaceTable(Arena& arena, std::uint64_t secret) noexcept
+      : arena_(arena),
+        secret_(secret ^ 0xA0761D6478BD642Fu),
+        shards_(static_cast<std::uint64_t*>(std::calloc(kShards, sizeof(std::uint64_t))), &std::free) {}
+  PlaceTable(const PlaceTable&) = delete;
+  PlaceTable& operator=(const PlaceTable&) = delete;
+
+  std::int64_t size() const noexcept { return size_; }
+
+  // What a look-up begins with, to be fetched ahead of it.
+  void Prefetch(std::uint64_t key) const noexcept {
+    const std::uint64_t hash = Hash(key);
+    const Table table = TableOf(hash);
+    const std::byte* slots = table.log2 != 0 ? arena_.TryAddress(table.chunk) : nullptr;
+    if (slots != nullptr) __builtin_prefetch(slots + (hash & Mask(table)) * sizeof(std::uint64_t));
+  }
+
+  // The place that `is_it(place)` accepts, among those that may be the key's; or run kNone. Any thread.
+  template <class IsIt>
+  Place Find(std::uint64_t key, IsIt&& is_it) const noexcept {
+    const std::uint64_t hash = Hash(key);
+    const Table table = TableOf(hash);
+    if (table.log2 == 0) return {};
+    const auto* slots = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(table.chunk));
+    if (slots == nullptr || (sizeof(std::uint64_t) << table.log2) > Arena::BytesBehind(table.chunk)) return {};
+    const std::uint32_t mask = Mask(table);
+    const std::uint64_t print = hash & kPrintMask;
+    for (std::uint32_t i = 0; i <= mask; ++i) {
+      const std::uint64_t slot = Load(slots[(hash + i) & mask]);
+      if (slot == kEmpty) return {};
+      if ((slot & kPrintMask) != print) continue;
+      const Place place = PlaceIn(slot);
+      if (is_it(place)) return place;
+    }
+    return {};
+  }
+
+  // The key must be absent; offset <= kMostOffset. False, and nothing changed, when there is no memory.
+  bool Insert(std::uint64_t key, Place place) noexcept {
+    if (shards_ == nullptr) return false;
+    const std::uint64_t hash = Hash(key);
+    for (bool may_grow = true;;) {
+      const Table table = TableOf(hash);
+      if (table.log2 == 0) {
+        if (!Start(hash)) return false;
+        continue;
+      }
+      const std::uint32_t slots = 1u << table.log2;
+      // Full, a table is slow and still right; the last slot stays empty, where probing ends.
+      if ((table.count + 1) * 16 <= slots * 13 || (!may_grow && table.count + 1 < slots)) {
+        Put(SlotsOf(table), Mask(table), Slot(hash, place));
+        SetCount(hash, table, table.count + 1);
+        ++size_;
+        return true;
+      }
+      if (!may_grow) return false;
+      may_grow = table.log2 < kMostLog2 ? Resize(hash, table, table.log2 + 1) : Split(hash, table);
+    }
+  }
+
+  // The key must be there, at that place. Moves later entries back over the gap, so no tombstones gather.
+  void Erase(std::uint64_t key, Place place) noexcept {
+    const std::uint64_t hash = Hash(key);
+    const Table table = TableOf(hash);
+    std::uint64_t* slots = SlotsOf(table);
+    const std::uint32_t mask = Mask(table);
+    const std::uint64_t slot = Slot(hash, place);
+    auto gap = static_cast<std::uint32_t>(hash) & mask;
+    while (slots[gap] != slot) gap = (gap + 1) & mask;
+    for (std::uint32_t i = (gap + 1) & mask; slots[i] != kEmpty; i = (i + 1) & mask) {
+      const std::uint32_t home = static_cast<std::uint32_t>(slots[i]) & mask;
+      if (((i - home) & mask) >= ((i - gap) & mask)) {
+        Store(slots[gap], slots[i]);
+        gap = i;
+      }
+    }
+    Store(slots[gap], kEmpty);
+    SetCount(hash, table, table.count - 1);
+    --size_;
+    if (table.log2 > kLeastLog2 && (table.count - 1) * 8 < (1u << table.log2)) {
+      Resize(hash, TableOf(hash), table.log2 - 1);  // No memory for a smaller one: it stays.
+    }
+  }
+
+  // Gives everything back to the arena.
+  void Reset() noexcept {
+    for (std::uint32_t shard = 0; shards_ != nullptr && shard < kShards; ++shard) {
+      const std::uint64_t word = shards_.get()[shard];
+      if (word == 0) continue;
+      ForEachTable(word, [&](const Table& table) { arena_.Free(table.chunk, UnitsOf(table.log2)); });
+      if ((word & kIsDirectory) != 0) arena_.Free(DirectoryOf(word).chunk, UnitsOf(DirectoryOf(word).depth));
+      Store(shards_.get()[shard], 0);
+    }
+    size_ = 0;
+  }
+
+  // F(place); no order that may reach a result.
+  template <class F>
+  void ForEach(F&& f) const {
+    for (std::uint32_t shard = 0; shards_ != nullptr && shard < kShards; ++shard) {
+      ForEachTable(shards_.get()[shard], [&](const Table& table) {
+        const std::uint64_t* slots = SlotsOf(table);
+        for (std::uint32_t i = 0; i <= Mask(table); ++i) {
+          if (slots[i] != kEmpty) f(PlaceIn(slots[i]));
+        }
+      });
+    }
+  }
+  // Arena units in use. O(shards); for audits.
+  std::int64_t units() const noexcept {
+    std::int64_t units = 0;
+    for (std::uint32_t shard = 0; shards_ != nullptr && shard < kShards; ++shard) {
+      const std::uint64_t word = shards_.get()[shard];
+      ForEachTable(word, [&](const Table& table) { units += UnitsOf(table.log2); });
+      if ((word & kIsDirectory) != 0) units += UnitsOf(DirectoryOf(word).depth);
+    }
+    return units;
+  }
+
+ private:
+  static constexpr std::uint32_t kShardBits = 16, kShards = 1u << kShardBits;
+  static constexpr std::uint32_t kPrintBits = 20, kOffsetBits = 12;
+  static constexpr std::uint32_t kLeastLog2 = 3, kMostLog2 = 8, kMostDepth = kPrintBits - kMostLog2;
+  static constexpr std::uint64_t kEmpty = ~std::uint64_t{0}, kIsDirectory = 0x80;
+  static constexpr std::uint64_t kPrintMask = (std::uint64_t{1} << kPrintBits) - 1;
+
+  // One word says all of a table: chunk, count, log2 of its slots (0: there is none), and how many of the print's bits
+  // above the slots' all its keys share.
+  struct Table {
+    std::uint32_t chunk = 0, count = 0, log2 = 0, depth = 0;
+  };
+  static std::uint64_t Pack(const Table& t) noexcept {
+    return std::uint64_t{t.chunk} << 32 | std::uint64_t{t.count} << 16 | std::uint64_t{t.log2} << 8 | t.depth;
+  }
+  static Table Unpack(std::uint64_t word) noexcept {
+    const auto log2 = static_cast<std::uint32_t>(word >> 8 & 0xFF);
+    return {static_cast<std::uint32_t>(word >> 32), static_cast<std::uint32_t>(word >> 16 & 0xFFFF),
+            log2 <= kMostLog2 ? log2 : 0, static_cast<std::uint32_t>(word & 0x7F)};
+  }
+  // A shard of several tables: its word names an array of their words, 2^depth of them.
+  struct Directory {
+    std::uint32_t chunk = 0, depth = 0;
+  };
+  static Directory DirectoryOf(std::uint64_t word) noexcept {
+    return {static_cast<std::uint32_t>(word >> 32), std::min(static_cast<std::uint32_t>(word & 0x7F), kMostDepth)};
+  }
+  static std::uint64_t Pack(const Directory& d) noexcept { return std::uint64_t{d.chunk} << 32 | kIsDirectory | d.depth; }
+  static std::uint32_t UnitsOf(std::uint32_t log2_words) noexcept {
+    return Arena::UnitsFor(sizeof(std::uint64_t) << log2_words);
+  }
+  static std::uint32_t Mask(const Table& table) noexcept { return (1u << table.log2) - 1; }
+
+  std::uint64_t Hash(std::uint64_t key) const noexcept {
+    __extension__ using Wide = unsigned __int128;
+    const Wide product = static_cast<Wide>(key ^ secret_) * 0xE7037ED1A0B428DBu;
+    return static_cast<std::uint64_t>(product >> 64) ^ static_cast<std::uint64_t>(product);
+  }
+  static std::uint64_t Slot(std::uint64_t hash, Place place) noexcept {
+    return std::uint64_t{place.run} << 32 | std::uint64_t{place.offset} << kPrintBits | (hash & kPrintMask);
+  }
+  static Place PlaceIn(std::uint64_t slot) noexcept {
+    return {static_cast<std::uint32_t>(slot >> 32),
+            static_cast<std::uint32_t>(slot >> kPrintBits) & ((1u << kOffsetBits) - 1)};
+  }
+  static std::uint32_t ShardOf(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash >> (64 - kShardBits)); }
+  static std::uint32_t EntryOf(std::uint64_t hash, std::uint32_t depth) noexcept {
+    return static_cast<std::uint32_t>(hash) >> kMostLog2 & ((1u << depth) - 1);
+  }
+
+  Table TableOf(std::uint64_t hash) const noexcept {
+    if (shards_ == nullptr) return {};
+    const std::uint64_t word = Load(shards_.get()[ShardOf(hash)]);
+    if ((word & kIsDirectory) == 0) return Unpack(word);
+    const Directory directory = DirectoryOf(word);
+    const auto* entries = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(directory.chunk));
+    if (entries == nullptr || (sizeof(std::uint64_t) << directory.depth) > Arena::BytesBehind(directory.chunk)) return {};
+    return Unpack(Load(entries[EntryOf(hash, directory.depth)]));
+  }
+  // Writes a table's word wherever it stands: for all hashes that share the table's bits.
+  void SetTable(std::uint64_t hash, const Table& table) noexcept {
+    std::uint64_t& shard = shards_.get()[ShardOf(hash)];
+    if ((shard & kIsDirectory) == 0) return Store(shard, Pack(table));
+    const Directory directory = DirectoryOf(shard);
+    auto* entries = arena_.At<std::uint64_t>(directory.chunk);
+    for (std::uint32_t i = EntryOf(hash, table.depth); i < (1u << directory.depth); i += 1u << table.depth) {
+      Store(entries[i], Pack(table));
+    }
+  }
+  void SetCount(std::uint64_t hash, Table table, std::uint32_t count) noexcept {
+    table.count = count;
+    SetTable(hash, table);
+  }
+
+  std::uint64_t* SlotsOf(const Table& table) const noexcept { return arena_.At<std::uint64_t>(table.chunk); }
+  static void Put(std::uint64_t* slots, std::uint32_t mask, std::uint64_t slot) noexcept {
+    std::uint32_t i = static_cast<std::uint32_t>(slot) & mask;
+    while (slots[i] != kEmpty) i = (i + 1) & mask;
+    Store(slots[i], slot);
+  }
+  // kNone when there is no memory.
+  std::uint32_t NewSlots(std::uint32_t log2) noexcept {
+    const std::uint32_t chunk = arena_.Allocate(UnitsOf(log2));
+    if (chunk == kNone) return kNone;
+    auto* slots = arena_.At<std::uint64_t>(chunk);
+    for (std::uint32_t i = 0; i < (1u << log2); ++i) Store(slots[i], kEmpty);
+    return chunk;
+  }
+  bool Start(std::uint64_t hash) noexcept {
+    const std::uint32_t chunk = NewSlots(kLeastLog2);
+    if (chunk == kNone) return false;
+    SetTable(hash, {chunk, 0, kLeastLog2, 0});
+    return true;
+  }
+  bool Resize(std::uint64_t hash, const Table& table, std::uint32_t log2) noexcept {
+    const std::uint32_t chunk = NewSlots(log2);
+    if (chunk == kNone) return false;
+    const Table resized{chunk, table.count, log2, table.depth};
+    const std::uint64_t* old = SlotsOf(table);
+    for (std::uint32_t i = 0; i <= Mask(table); ++i) {
+      if (old[i] != kEmpty) Put(SlotsOf(resized), Mask(resized), old[i]);
+    }
+    SetTable(hash, resized);
+    arena_.Free(table.chunk, UnitsOf(table.log2));
+    return true;
+  }
+  // Cuts a table in two by the next bit of its keys' prints.
+  bool Split(std::uint64_t hash, const Table& table) noexcept {
+    std::uint64_t& shard = shards_.get()[ShardOf(hash)];
+    const std::uint32_t depth = (shard & kIsDirectory) != 0 ? DirectoryOf(shard).depth : 0;
+    if (depth == table.depth && !Deepen(shard, depth)) return false;
+    const std::uint32_t low = NewSlots(kMostLog2), high = low != kNone ? NewSlots(kMostLog2) : kNone;
+    if (high == kNone) {
+      if (low != kNone) arena_.Free(low, UnitsOf(kMostLog2));
+      return false;
+    }
+    Table halves[2] = {{low, 0, kMostLog2, table.depth + 1}, {high, 0, kMostLog2, table.depth + 1}};
+    const std::uint64_t bit = std::uint64_t{1} << (kMostLog2 + table.depth);
+    const std::uint64_t* old = SlotsOf(table);
+    for (std::uint32_t i = 0; i <= Mask(table); ++i) {
+      if (old[i] == kEmpty) continue;
+      Table& half = halves[(old[i] & bit) != 0 ? 1 : 0];
+      Put(SlotsOf(half), Mask(half), old[i]);
+      ++half.count;
+    }
+    SetTable(hash & ~bit, halves[0]);
+    SetTable(hash | bit, halves[1]);
+    arena_.Free(table.chunk, UnitsOf(kMostLog2));
+    return true;
+  }
+  bool Deepen(std::uint64_t& shard, std::uint32_t depth) noexcept {
+    if (depth == kMostDepth) return false;
+    const std::uint32_t chunk = arena_.Allocate(UnitsOf(depth + 1));
+    if (chunk == kNone) return false;
+    auto* entries = arena_.At<std::uint64_t>(chunk);
+    const std::uint64_t word = shard;
+    const std::uint64_t* old = (word & kIsDirectory) != 0 ? arena_.At<std::uint64_t>(DirectoryOf(word).chunk) : &word;
+    for (std::uint32_t i = 0; i < (2u << depth); ++i) Store(entries[i], old[i & ((1u << depth) - 1)]);
+    Store(shard, Pack(Directory{chunk, depth + 1}));
+    if ((word & kIsDirectory) != 0) arena_.Free(DirectoryOf(word).chunk, UnitsOf(depth));
+    return true;
+  }
+
+  // F(table), once each.
+  template <class F>
+  void ForEachTable(std::uint64_t word, F&& f) const {
+    if (word == 0) return;
+    if ((word & kIsDirectory) == 0) return f(Unpack(word));
+    const Directory directory = DirectoryOf(word);
+    const auto* entries = arena_.At<std::uint64_t>(directory.chunk);
+    for (std::uint32_t i = 0; i < (1u << directory.depth); ++i) {
+      const Table table = Unpack(entries[i]);
+      if (i < (1u << table.depth)) f(table);
+    }
+  }
+
+  Arena& arena_;
+  const std::uint64_t secret_;
+  const std::unique_ptr<std::uint64_t, void (*)(void*)> shards_;  // kShards words.
+  std::int64_t size_ = 0;
+};
+
+}  // namespace tokroute::internal
+
+#endif  // TOKROUTE_SRC_PREFIX_PLACE_TABLE_H_

@@ -1,0 +1,65 @@
+// What a PrefixIndex works with: one of two structures, by its mode.
+#ifndef TOKROUTE_SRC_PREFIX_PREFIX_ENGINE_H_
+#define TOKROUTE_SRC_PREFIX_PREFIX_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "tokroute/fleet_view.h"
+#include "tokroute/prefix/kv_event.h"
+#include "tokroute/prefix/prefix_index.h"
+
+namespace tokroute::internal {
+
+inline constexpr std::int64_t kMostCapacityTokens = std::int64_t{1} << 40;
+
+// As PrefixIndex says of each. Options, ids that cannot be, and keys made with other options do not get here. What a mode
+// does not have is answered by these defaults.
+class PrefixEngine {
+ public:
+  PrefixEngine() = default;
+  virtual ~PrefixEngine() = default;
+  PrefixEngine(const PrefixEngine&) = delete;
+  PrefixEngine& operator=(const PrefixEngine&) = delete;
+
+  virtual void Match(PromptKeys& keys, std::vector<PrefixMatch::Holder>& out,
+                     std::vector<std::uint32_t>& path) noexcept = 0;
+  virtual void RemoveEndpoint(EndpointId id) noexcept = 0;
+  virtual void ClearEndpoint(EndpointId id) noexcept = 0;
+  virtual void RetireDead(const FleetView& alive) noexcept = 0;
+  virtual std::int64_t Sweep(std::int64_t memberships) noexcept = 0;
+  virtual PrefixIndexStats Stats() noexcept = 0;
+  virtual std::int64_t HeldBlocks(EndpointId id) noexcept = 0;
+  virtual absl::Status Audit() = 0;
+
+  // Requests. `shortened`: the keys are not all of the prompt's.
+  virtual std::int64_t RecordableBlocks(EndpointId, std::int64_t) noexcept { return 0; }
+  virtual PrefixReceipt Record(EndpointId, std::span<const BlockKey>, bool, const FleetView*) noexcept { return {}; }
+  virtual void OnFirstToken(const PrefixReceipt&) noexcept {}
+  virtual void OnReleased(PrefixReceipt& receipt, bool) noexcept { receipt = {}; }
+  virtual PrefixReceipt Move(PrefixReceipt& from, EndpointId, const FleetView*) noexcept {
+    from = {};
+    return {};
+  }
+  virtual absl::Status SetCapacity(EndpointId, std::int64_t) { return absl::OkStatus(); }
+  virtual void CountRefusal() noexcept {}
+
+  // Events.
+  virtual KvResult Stored(const KvSource&, std::optional<BlockKey>, std::span<const BlockKey>) noexcept {
+    return KvResult::kNotExact;
+  }
+  virtual KvResult Removed(const KvSource&, std::span<const BlockKey>) noexcept { return KvResult::kNotExact; }
+  virtual KvSequence Sequence(EndpointId, std::uint64_t) noexcept { return KvSequence::kDuplicate; }
+  virtual bool WantsResync(EndpointId) noexcept { return false; }
+};
+
+std::unique_ptr<PrefixEngine> MakeHistoryIndex(const PrefixIndexOptions& options);
+std::unique_ptr<PrefixEngine> MakeRunForest(const PrefixIndexOptions& options);
+
+}  // namespace tokroute::internal
+
+#endif  // TOKROUTE_SRC_PREFIX_PREFIX_ENGINE_H_

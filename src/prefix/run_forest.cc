@@ -1,0 +1,1007 @@
+#include "prefix/run_forest.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_map>
+
+#include "absl/strings/str_cat.h"
+
+namespace tokroute::internal {
+namespace {
+
+constexpr int kTries = 8;                    // Looks at a run that keeps changing.
+constexpr std::uint32_t kWalkedRuns = 3;     // Walked down one by one; beyond, the prompt is searched.
+constexpr std::uint32_t kProbes = 8;         // Of one round of that search.
+constexpr std::uint32_t kAhead = 12;         // Keys whose table lines are fetched ahead.
+constexpr std::uint32_t kKeysPerUnit = Arena::kUnitBytes / sizeof(BlockKey);
+
+std::int64_t ArenaLimit(std::int64_t max_bytes) noexcept {
+  // The rest is for owners, slots and the table's shards.
+  return max_bytes - std::max(max_bytes / 16, std::int64_t{1} << 20);
+}
+
+}  // namespace
+
+// ---- Readers ----
+
+// Changes a run's record so that readers notice.
+class RunForest::Writing {
+ public:
+  explicit Writing(Run& run) noexcept : run_(run) { Store(run_.version, run_.version + 1); }
+  ~Writing() { Store(run_.version, run_.version + 1); }
+  Writing(const Writing&) = delete;
+  Writing& operator=(const Writing&) = delete;
+
+ private:
+  Run& run_;
+};
+
+// Calls look(record) until the run did not change meanwhile; false if look said no, or it kept changing. A record is a
+// copy; what it names may be read, since it is checked afterwards that it was still the run's.
+template <class Look>
+bool RunForest::Steadily(std::uint32_t at, Look&& look) const noexcept {
+  const auto* shared = reinterpret_cast<const Run*>(arena_.TryAddress(at));
+  if (shared == nullptr) return false;
+  for (int i = 0; i < kTries; ++i) {
+    const std::uint32_t version = Load(shared->version);
+    if ((version & 1) != 0) {
+      PauseBriefly();
+      continue;
+    }
+    const bool yes = look(LoadRecord(*shared));
+    if (Load(shared->version) == version) return yes;
+  }
+  return false;
+}
+
+// The run that goes on at `depth`, and how much of it the prompt has. Hashes as far as that run goes.
+bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Step& step) const noexcept {
+  const auto count = static_cast<std::uint32_t>(prompt.block_count());
+  const BlockKey first = prompt.Ensure(depth + 1)[depth];
+  const Place place = table_.Find(first, [&](Place candidate) {
+    // Only a run's first key goes on where another run was left.
+    if (candidate.offset != 0) return false;
+    return Steadily(candidate.run, [&](const Run& run) {
+      const std::uint32_t length = run.length, whole = std::min(length, count - depth);
+      const auto* keys = reinterpret_cast<const BlockKey*>(arena_.TryAddress(run.keys));
+      if (length == 0 || keys == nullptr || length * sizeof(BlockKey) > Arena::BytesBehind(run.keys)) return false;
+      const std::span<const BlockKey> mine = prompt.Ensure(depth + whole).subspan(depth);
+      step = {candidate.run, depth, whole};
+      // Chained keys: where one agrees, all before it do, so it is one compare or a binary search.
+      if (Load(keys[whole - 1]) == mine[whole - 1]) return true;
+      std::uint32_t agrees = 0, differs = whole;
+      while (differs - agrees > 1) {
+        const std::uint32_t middle = agrees + (differs - agrees) / 2;
+        (Load(keys[middle - 1]) == mine[middle - 1] ? agrees : differs) = middle;
+      }
+      step.matched = agrees;
+      return agrees > 0;
+    });
+  });
+  return place.run != kNone;
+}
+
+void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out, std::vector<std::uint32_t>& path) noexcept {
+  out.clear();
+  path.clear();
+  const std::int64_t count = std::min<std::int64_t>(prompt.block_count(), 0x7FFFFFFF);
+  const ReaderGate::Visit visit(gate_);
+  std::uint32_t depth = 0;
+  for (std::uint32_t i = 0; depth < count; ++i) {
+    if (i == kWalkedRuns) {
+      SearchDeep(prompt.Ensure(count), depth, path);
+      break;
+    }
+    Step step;
+    if (!StepDown(prompt, depth, step)) break;
+    path.insert(path.end(), {step.run, step.start, step.matched});
+    depth += step.matched;
+  }
+  Emit(prompt.Ensure(prompt.ready_blocks()), path, out);
+}
+
+// Finds the prompt's deepest block that is anywhere, by probing, and walks up from there to `depth`. Exact with holes: no
+// endpoint can hold more than up to a block that nobody has, and what it holds above is looked at run by run.
+void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
+                           std::vector<std::uint32_t>& path) const noexcept {
+  const auto find = [&](std::uint32_t at) {
+    return table_.Find(keys[at], [&](Place candidate) {
+      return Steadily(candidate.run, [&](const Run& run) {
+        const auto* own = reinterpret_cast<const BlockKey*>(arena_.TryAddress(run.keys));
+        if (candidate.offset >= run.length || own == nullptr) return false;
+        if (run.length * sizeof(BlockKey) > Arena::BytesBehind(run.keys)) return false;
+        return Load(own[candidate.offset]) == keys[at];
+      });
+    });
+  };
+  const std::size_t known = path.size();
+  auto limit = static_cast<std::uint32_t>(keys.size());
+  while (true) {
+    // Blocks before `low` are there, `high` is not (or is the end).
+    std::uint32_t low = depth, high = limit;
+    Place deepest;
+    while (low < high) {
+      std::uint32_t probes[kProbes];
+      const std::uint32_t wanted = std::min(kProbes, high - low);
+      for (std::uint32_t i = 0; i < wanted; ++i) {
+        probes[i] = low + static_cast<std::uint32_t>((std::uint64_t{high - low} * (i + 1) - 1) / wanted);
+        table_.Prefetch(keys[probes[i]]);
+      }
+      for (std::uint32_t i = 0; i < wanted; ++i) {
+        const Place place = find(probes[i]);
+        if (place.run == kNone) {
+          high = probes[i];
+          break;
+        }
+        low = probes[i] + 1;
+        deepest = place;
+      }
+    }
+    if (deepest.run == kNone) return;
+    // Up the hints of parents, by the table where a hint is out of date. Steps come out deepest first.
+    std::uint32_t end = low;
+    while (deepest.run != kNone && deepest.offset + 1 <= end - depth) {
+      const std::uint32_t matched = deepest.offset + 1;
+      path.insert(path.end(), {deepest.run, end - matched, matched});
+      end -= matched;
+      if (end == depth) {
+        for (std::size_t a = known, b = path.size() - 3; a < b; a += 3, b -= 3) {
+          std::swap_ranges(path.begin() + static_cast<std::ptrdiff_t>(a), path.begin() + static_cast<std::ptrdiff_t>(a + 3),
+                           path.begin() + static_cast<std::ptrdiff_t>(b));
+        }
+        return;
+      }
+      Place parent;
+      std::uint32_t shape = 0;
+      const auto child = [&](const Run& run) {
+        parent = {run.parent, run.parent_offset};
+        shape = run.parent_shape;
+        return run.parent != kNone && run.parent_key == keys[end - 1];
+      };
+      const auto as_noted = [&](const Run& run) { return run.shape == shape && parent.offset < run.length; };
+      deepest = Steadily(deepest.run, child) && Steadily(parent.run, as_noted) ? parent : find(end - 1);
+    }
+    // A block in between is nowhere: what lies below it is out of reach.
+    path.resize(known);
+    limit = end - 1;
+    if (limit <= depth) return;
+  }
+}
+
+bool RunForest::Holds(const Holder& holder, std::uint32_t offset) const noexcept {
+  if (offset < holder.cutoff) return true;
+  if (holder.bits == kNone) return false;
+  const auto* words = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(holder.bits));
+  if (words == nullptr || offset / 8 >= Arena::BytesBehind(holder.bits)) return false;
+  return (Load(words[offset / 64]) >> (offset % 64) & 1) != 0;
+}
+
+// Every living holder on the path with its depth. An endpoint that holds all of a run so far goes on to the next. What a
+// look at a run finds is noted behind the path, and counts once the look has been steady.
+void RunForest::Emit(std::span<const BlockKey> keys, std::vector<std::uint32_t>& path,
+                     std::vector<PrefixMatch::Holder>& out) const noexcept {
+  const std::size_t path_end = path.size();
+  for (std::size_t i = 0; i < path_end; i += 3) {
+    const Step step{path[i], path[i + 1], path[i + 2]};
+    const bool steady = Steadily(step.run, [&](const Run& run) {
+      path.resize(path_end);
+      if (step.start == 0) out.clear();
+      // Still the run that the walk saw?
+      const auto* own = reinterpret_cast<const BlockKey*>(arena_.TryAddress(run.keys));
+      if (step.matched > run.length || own == nullptr ||
+          run.length * sizeof(BlockKey) > Arena::BytesBehind(run.keys) ||
+          Load(own[step.matched - 1]) != keys[step.start + step.matched - 1]) {
+        return false;
+      }
+      const auto* holders = reinterpret_cast<const Holder*>(arena_.TryAddress(run.holders));
+      if (run.holders == kNone) holders = &run.inline_holder;
+      const std::uint32_t count = run.holder_count;
+      if (holders == nullptr || (run.holders == kNone ? count > 1 : count * sizeof(Holder) > Arena::BytesBehind(run.holders))) {
+        return false;
+      }
+      std::size_t known = 0;
+      for (std::uint32_t h = 0; h < count;) {
+        std::array<Holder, kTiers> tiers{LoadRecord(holders[h])};
+        std::uint32_t tier_count = 1;
+        while (tier_count < kTiers && h + tier_count < count) {
+          tiers[tier_count] = LoadRecord(holders[h + tier_count]);
+          if (tiers[tier_count].tag != tiers[0].tag) break;
+          ++tier_count;
+        }
+        h += tier_count;
+        // The owner's record is its as long as it is among a run's holders: it is used again only when swept from all.
+        const std::uint32_t row = tiers[0].tag >> kOwnerBits;
+        const Owner& owner = owners_.get()[tiers[0].tag & (kMostOwners - 1)];
+        if (Load(owner.alive) == 0) continue;
+        std::uint32_t blocks = std::min<std::uint32_t>(tiers[0].cutoff, step.matched);
+        double weighted = weights_[tiers[0].tier()] * blocks;
+        if (tier_count > 1) std::tie(blocks, weighted) = Combine(std::span(tiers).first(tier_count), step.matched);
+        if (blocks == 0) continue;
+        if (step.start == 0) {
+          out.push_back({.endpoint = {row, Load(owner.incarnation)}, .blocks = blocks, .weighted_blocks = weighted});
+          continue;
+        }
+        while (known < out.size() && out[known].endpoint.slot < row) ++known;
+        if (known == out.size()) break;
+        if (out[known].endpoint.slot != row || out[known].blocks != step.start) continue;
+        const auto bits = std::bit_cast<std::uint64_t>(weighted);
+        path.insert(path.end(), {static_cast<std::uint32_t>(known), blocks, static_cast<std::uint32_t>(bits),
+                                 static_cast<std::uint32_t>(bits >> 32)});
+      }
+      return true;
+    });
+    if (!steady && step.start == 0) out.clear();
+    if (!steady) break;
+    for (std::size_t r = path_end; r < path.size(); r += 4) {
+      PrefixMatch::Holder& raised = out[path[r]];
+      raised.blocks += path[r + 1];
+      raised.weighted_blocks += std::bit_cast<double>(std::uint64_t{path[r + 3]} << 32 | path[r + 2]);
+    }
+    if (step.start == 0 ? out.empty() : path.size() == path_end) break;
+  }
+  path.resize(path_end);
+}
+
+// What several tiers of one endpoint hold together, from the first block on, each block in its best tier.
+std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> tiers, std::uint32_t matched) const noexcept {
+  std::uint32_t blocks = 0;
+  double weighted = 0;
+  for (; blocks < matched; ++blocks) {
+    double best = -1;
+    for (const Holder& holder : tiers) {
+      if (Holds(holder, blocks)) best = std::max(best, weights_[holder.tier()]);
+    }
+    if (best < 0) break;
+    weighted += best;
+  }
+  return {blocks, weighted};
+}
+
+// ---- The writer: runs ----
+
+RunForest::RunForest(const PrefixIndexOptions& options) noexcept
+    : block_size_(options.block_size),
+      weights_(options.tier_weights.InOrder()),
+      budget_(options.max_bytes),
+      arena_(budget_, ArenaLimit(options.max_bytes), Arena::Use::kShared),
+      table_(arena_, options.key_seed),
+      // Address space only, until it is used.
+      owners_(static_cast<Owner*>(std::calloc(kMostOwners, sizeof(Owner))), &std::free),
+      slots_(budget_) {}
+
+std::span<RunForest::Holder> RunForest::HoldersOf(Run& run) const noexcept {
+  return {run.holders == kNone ? &run.inline_holder : arena_.At<Holder>(run.holders), run.holder_count};
+}
+
+Place RunForest::PlaceOf(BlockKey key) const noexcept {
+  return table_.Find(key, [&](Place candidate) {
+    const Run& run = At(candidate.run);
+    return candidate.offset < run.length && KeysOf(run)[candidate.offset] == key;
+  });
+}
+
+// An empty run; kNone: no memory. Records are never used for anything but runs, so that versions mean something.
+std::uint32_t RunForest::NewRun(BlockKey parent_key, Place parent) noexcept {
+  if (free_run_ == kNone) {
+    const std::uint32_t slab = arena_.Allocate(kRunsPerSlab);
+    if (slab == kNone) return kNone;
+    for (std::uint32_t i = kRunsPerSlab; i-- > 0;) {
+      Run empty;
+      empty.parent = free_run_;
+      StoreRecord(At(slab + i), empty);
+      free_run_ = slab + i;
+    }
+    slabs_.push_back(slab);
+  }
+  const std::uint32_t at = free_run_;
+  Run& run = At(at);
+  free_run_ = run.parent;
+  const Writing writing(run);
+  Store(run.parent_key, parent_key);
+  Store(run.parent, parent.run);
+  Store(run.parent_offset, static_cast<std::uint16_t>(parent.offset));
+  Store(run.parent_shape, parent.run != kNone ? At(parent.run).shape : 0);
+  ++stats_.runs;
+  return at;
+}
+
+// Of a run without keys and holders.
+void RunForest::FreeRun(std::uint32_t at) noexcept {
+  Run& run = At(at);
+  const Writing writing(run);
+  if (run.key_units > 0) arena_.Free(run.keys, run.key_units);
+  Store(run.keys, kNone);
+  Store(run.key_units, 0);
+  Store(run.shape, run.shape + 1);
+  Store(run.parent, free_run_);
+  free_run_ = at;
+  --stats_.runs;
+}
+
+// Bitmaps and counts are as long as the key array, which therefore stays as it is while somebody has any.
+bool RunForest::HasSides(Run& run) const noexcept {
+  const std::span<Holder> holders = HoldersOf(run);
+  return std::any_of(holders.begin(), holders.end(), [](const Holder& holder) { return holder.bits != kNone; });
+}
+
+// Room for so many keys in all. Moves a short run to a bigger place; a long one is not moved.
+bool RunForest::Grow(std::uint32_t at, std::uint32_t keys) noexcept {
+  Run& run = At(at);
+  const std::uint32_t needed = (keys + kKeysPerUnit - 1) / kKeysPerUnit;
+  if (needed <= run.key_units) return true;
+  if (run.length > kMostMoved || keys > kMostKeys || HasSides(run)) return false;
+  // A first array is as large as asked for; one that grows will go on growing.
+  const std::uint32_t units =
+      std::min(run.key_units == 0 ? needed : std::max(needed, run.key_units + run.key_units / 2u), kMostKeys / kKeysPerUnit);
+  const std::uint32_t chunk = arena_.Allocate(units);
+  if (chunk == kNone) return false;
+  const BlockKey* old = run.length > 0 ? KeysOf(run) : nullptr;
+  auto* fresh = arena_.At<BlockKey>(chunk);
+  for (std::uint32_t i = 0; i < run.length; ++i) Store(fresh[i], old[i]);
+  const Writing writing(run);
+  if (run.key_units > 0) arena_.Free(run.keys, run.key_units);
+  Store(run.keys, chunk);
+  Store(run.key_units, static_cast<std::uint16_t>(units));
+  return true;
+}
+
+// Takes as many of the keys, which must be new, as there is room for; returns how many.
+std::uint32_t RunForest::Append(std::uint32_t at, std::span<const BlockKey> keys) noexcept {
+  Run& run = At(at);
+  auto count = static_cast<std::uint32_t>(std::min<std::size_t>(keys.size(), kMostKeys - run.length));
+  if (!Grow(at, run.length + count)) count = std::min<std::uint32_t>(count, run.key_units * kKeysPerUnit - run.length);
+  BlockKey* own = count > 0 ? KeysOf(run) : nullptr;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (!table_.Insert(keys[i], {at, run.length})) return i;
+    Store(own[run.length], keys[i]);
+    Store(run.length, static_cast<std::uint16_t>(run.length + 1));
+    ++stats_.distinct_blocks;
+  }
+  return count;
+}
+
+// Lets go of the blocks at the run's end that nobody holds; of the run, if that is all.
+void RunForest::Trim(std::uint32_t at) noexcept {
+  Run& run = At(at);
+  std::uint32_t length = run.length;
+  const std::span<Holder> holders = HoldersOf(run);
+  const auto held = [&](std::uint32_t offset) {
+    return std::any_of(holders.begin(), holders.end(), [&](const Holder& holder) { return Holds(holder, offset); });
+  };
+  if (length > 0 && held(length - 1)) return;
+  if (holders.empty()) {
+    length = 0;
+  } else {
+    while (length > 0 && !held(length - 1)) --length;
+  }
+  const BlockKey* keys = run.length > 0 ? KeysOf(run) : nullptr;
+  for (std::uint32_t i = run.length; i-- > length;) table_.Erase(keys[i], {at, i});
+  stats_.distinct_blocks -= run.length - length;
+  {
+    const Writing writing(run);
+    Store(run.length, static_cast<std::uint16_t>(length));
+    Store(run.shape, run.shape + 1);
+    const auto units = static_cast<std::uint16_t>((length + kKeysPerUnit - 1) / kKeysPerUnit);
+    if (units > 0 && units * 2 < run.key_units && !HasSides(run)) {
+      arena_.Free(run.keys + units, run.key_units - units);
+      Store(run.key_units, units);
+    }
+  }
+  if (length == 0) FreeRun(at);
+}
+
+// ---- The writer: holders ----
+
+RunForest::Holder* RunForest::FindHolder(std::uint32_t at, std::uint32_t tag, std::uint32_t tier) noexcept {
+  const std::span<Holder> holders = HoldersOf(At(at));
+  const std::uint64_t wanted = std::uint64_t{tag} << 2 | tier;
+  const auto it = std::lower_bound(holders.begin(), holders.end(), wanted,
+                                   [](const Holder& holder, std::uint64_t order) { return holder.order() < order; });
+  return it != holders.end() && it->order() == wanted ? &*it : nullptr;
+}
+
+// One that holds nothing yet. False: no memory.
+bool RunForest::AddHolder(std::uint32_t at, std::uint32_t owner, std::uint32_t tier) noexcept {
+  Run& run = At(at);
+  const std::uint32_t room = run.holders == kNone ? 1 : run.holder_units * Arena::kUnitBytes / std::uint32_t{sizeof(Holder)};
+  const std::uint32_t count = run.holder_count;
+  if (count == room) {
+    const std::uint32_t units = Arena::UnitsFor((count + count / 2 + 1) * sizeof(Holder));
+    const std::uint32_t chunk = units <= Arena::kSegmentUnits ? arena_.Allocate(units) : kNone;
+    if (chunk == kNone) return false;
+    const std::span<Holder> old = HoldersOf(run);
+    for (std::uint32_t i = 0; i < count; ++i) StoreRecord(arena_.At<Holder>(chunk)[i], old[i]);
+    const Writing writing(run);
+    if (run.holders != kNone) arena_.Free(run.holders, run.holder_units);
+    Store(run.holders, chunk);
+    Store(run.holder_units, units);
+  }
+  Owner& whose = owners_.get()[owner];
+  List& list = whose.lists[tier];
+  const Holder added{.tag = TagOf(owner), .cutoff = 0, .packed = static_cast<std::uint16_t>(tier),
+                     .bits = kNone, .older = list.newest, .newer = kNone};
+  if (list.newest != kNone) {
+    Store(FindHolder(list.newest, added.tag, tier)->newer, at);
+  } else {
+    list.oldest = at;
+  }
+  list.newest = at;
+  ++whose.memberships;
+  ++stats_.memberships;
+  const Writing writing(run);
+  Holder* const first = run.holders == kNone ? &run.inline_holder : arena_.At<Holder>(run.holders);
+  std::uint32_t i = count;
+  for (; i > 0 && first[i - 1].order() > added.order(); --i) StoreRecord(first[i], first[i - 1]);
+  StoreRecord(first[i], added);
+  Store(run.holder_count, static_cast<std::uint16_t>(count + 1));
+  return true;
+}
+
+// Ends a membership. The caller trims the run.
+void RunForest::DropHolder(std::uint32_t at, std::uint32_t tag, std::uint32_t tier) noexcept {
+  Run& run = At(at);
+  Holder* const holder = FindHolder(at, tag, tier);
+  Owner& whose = owners_.get()[tag & (kMostOwners - 1)];
+  List& list = whose.lists[tier];
+  if (holder->older != kNone) Store(FindHolder(holder->older, tag, tier)->newer, holder->newer);
+  else list.oldest = holder->newer;
+  if (holder->newer != kNone) Store(FindHolder(holder->newer, tag, tier)->older, holder->older);
+  else list.newest = holder->older;
+  whose.held -= holder->held();
+  stats_.holder_blocks -= holder->held();
+  --whose.memberships;
+  --stats_.memberships;
+  if (whose.alive == 0) --stats_.pending_sweep;
+  const Writing writing(run);
+  if (holder->bits != kNone) arena_.Free(holder->bits, SideUnits(run, holder->counted()));
+  const std::span<Holder> holders = HoldersOf(run);
+  for (Holder* h = holder; h + 1 < holders.data() + holders.size(); ++h) StoreRecord(*h, h[1]);
+  Store(run.holder_count, static_cast<std::uint16_t>(run.holder_count - 1));
+  if (run.holders == kNone) return;
+  if (run.holder_count <= 1) {
+    if (run.holder_count == 1) StoreRecord(run.inline_holder, arena_.At<Holder>(run.holders)[0]);
+    arena_.Free(run.holders, run.holder_units);
+    Store(run.holders, kNone);
+    Store(run.holder_units, 0);
+    return;
+  }
+  // Not before half is unused, and not to the last byte, so that one endpoint coming and going moves nothing.
+  const std::uint32_t needed = Arena::UnitsFor((run.holder_count + run.holder_count / 4u) * sizeof(Holder));
+  if (needed * 2 > run.holder_units) return;
+  arena_.Free(run.holders + needed, run.holder_units - needed);
+  Store(run.holder_units, needed);
+}
+
+// The caller is Writing the run.
+void RunForest::SetHolder(Holder& holder, std::uint32_t cutoff, std::uint32_t held) noexcept {
+  const std::int64_t more = std::int64_t{held} - holder.held();
+  owners_.get()[holder.tag & (kMostOwners - 1)].held += more;
+  stats_.holder_blocks += more;
+  Store(holder.cutoff, static_cast<std::uint16_t>(cutoff));
+  Store(holder.packed, static_cast<std::uint16_t>(held << 3 | (holder.packed & 7u)));
+}
+void RunForest::SetSide(Holder& holder, std::uint32_t bits, bool counted) noexcept {
+  Store(holder.bits, bits);
+  Store(holder.packed, static_cast<std::uint16_t>((holder.packed & ~4u) | (counted ? 4u : 0u)));
+}
+
+// A bitmap, with counts if asked for; what is there already stays. False: no memory.
+bool RunForest::GiveSide(Run& run, Holder& holder, bool counted) noexcept {
+  if (holder.bits != kNone && (holder.counted() || !counted)) return true;
+  const std::uint32_t units = SideUnits(run, counted), chunk = arena_.Allocate(units);
+  if (chunk == kNone) return false;
+  auto* words = arena_.At<std::uint64_t>(chunk);
+  const std::uint32_t old_words = holder.bits != kNone ? SideUnits(run, false) * Arena::kUnitBytes / 8 : 0;
+  for (std::uint32_t i = 0; i < units * Arena::kUnitBytes / 8; ++i) {
+    const std::uint32_t first = i * 64;
+    std::uint64_t word = 0;
+    if (i < old_words) {
+      word = arena_.At<std::uint64_t>(holder.bits)[i];
+    } else if (old_words == 0 && holder.cutoff > first) {
+      word = holder.cutoff >= first + 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << (holder.cutoff - first)) - 1;
+    }
+    Store(words[i], word);
+  }
+  const Writing writing(run);
+  if (holder.bits != kNone) arena_.Free(holder.bits, SideUnits(run, false));
+  SetSide(holder, chunk, counted);
+  return true;
+}
+
+// Moves the cut-off to the first gap, and lets the bitmap go if it says nothing more. The caller is Writing the run.
+void RunForest::Tidy(Run& run, Holder& holder) noexcept {
+  std::uint32_t cutoff = holder.cutoff;
+  while (cutoff < run.length && Holds(holder, cutoff)) {
+    const std::uint64_t rest = ~(arena_.At<std::uint64_t>(holder.bits)[cutoff / 64] >> (cutoff % 64));
+    cutoff += static_cast<std::uint32_t>(std::countr_zero(rest));  // Zeros were shifted in, so there is a one.
+    if (cutoff % 64 != 0) break;
+  }
+  SetHolder(holder, cutoff, holder.held());
+  if (holder.held() != cutoff || holder.counted()) return;
+  arena_.Free(holder.bits, SideUnits(run, false));
+  SetSide(holder, kNone, false);
+}
+
+// Blocks [from, to) were stored once more where they were held already.
+void RunForest::AddCopies(Run& run, Holder& holder, std::uint32_t from, std::uint32_t to) noexcept {
+  if (from >= to) return;
+  stats_.duplicate_blocks += to - from;
+  bool lost = !GiveSide(run, holder, true);
+  for (std::uint32_t i = from; i < to && !lost; ++i) {
+    auto& count = reinterpret_cast<std::uint8_t*>(CountsOf(run, holder))[i];
+    if (count == 255) lost = true;
+    else Store(count, static_cast<std::uint8_t>(count + 1));
+  }
+  if (!lost) return;
+  ++stats_.cap_hits;
+  slots_[holder.tag >> kOwnerBits].resync = true;
+}
+
+bool RunForest::TakeCopy(Run& run, Holder& holder, std::uint32_t offset) noexcept {
+  if (!holder.counted()) return false;
+  auto* counts = reinterpret_cast<std::uint8_t*>(CountsOf(run, holder));
+  if (counts[offset] == 0) return false;
+  Store(counts[offset], static_cast<std::uint8_t>(counts[offset] - 1));
+  if (counts[offset] > 0 || std::any_of(counts, counts + run.length, [](std::uint8_t count) { return count != 0; })) return true;
+  const Writing writing(run);
+  arena_.Free(holder.bits + SideUnits(run, false), SideUnits(run, true) - SideUnits(run, false));
+  SetSide(holder, holder.bits, false);
+  Tidy(run, holder);
+  return true;
+}
+
+// The owner's tier holds the run's blocks [from, to) from now on. False: no memory.
+bool RunForest::Mark(std::uint32_t at, std::uint32_t owner, std::uint32_t tier, std::uint32_t from,
+                     std::uint32_t to) noexcept {
+  Run& run = At(at);
+  const std::uint32_t tag = TagOf(owner);
+  if (FindHolder(at, tag, tier) == nullptr && !AddHolder(at, owner, tier)) return false;
+  Holder& holder = *FindHolder(at, tag, tier);
+  if (holder.bits == kNone && from <= holder.cutoff) {
+    const std::uint32_t before = holder.cutoff;
+    if (to > before) {
+      const Writing writing(run);
+      SetHolder(holder, to, to);
+    }
+    AddCopies(run, holder, from, std::min(before, to));
+    return true;
+  }
+  if (holder.bits == kNone) {
+    if (!GiveSide(run, holder, false)) {
+      if (holder.held() == 0) DropHolder(at, tag, tier);
+      return false;
+    }
+    ++stats_.holed_memberships;
+  }
+  for (std::uint32_t i = from; i < to; ++i) {  // Before a copy is counted where there is none yet.
+    if (Holds(holder, i)) AddCopies(run, holder, i, i + 1);
+  }
+  const Writing writing(run);
+  auto* words = arena_.At<std::uint64_t>(holder.bits);
+  std::uint32_t held = holder.held();
+  for (std::uint32_t i = from; i < to; ++i) {
+    const std::uint64_t bit = std::uint64_t{1} << (i % 64);
+    held += (words[i / 64] & bit) == 0 ? 1 : 0;
+    Store(words[i / 64], words[i / 64] | bit);
+  }
+  SetHolder(holder, holder.cutoff, held);
+  Tidy(run, holder);
+  return true;
+}
+
+// The owner's tier holds one copy less of a block. False: it held none. The caller trims the run.
+bool RunForest::Unmark(std::uint32_t at, std::uint32_t owner, std::uint32_t tier, std::uint32_t offset) noexcept {
+  Run& run = At(at);
+  const std::uint32_t tag = TagOf(owner);
+  Holder* const found = FindHolder(at, tag, tier);
+  if (found == nullptr || !Holds(*found, offset)) return false;
+  Holder& holder = *found;
+  if (TakeCopy(run, holder, offset)) return true;
+  if (holder.held() == 1) {
+    DropHolder(at, tag, tier);
+    return true;
+  }
+  if (holder.bits == kNone) {
+    const bool last = offset + 1 == holder.cutoff;
+    if (last || !GiveSide(run, holder, false)) {
+      if (!last) {  // No memory for a hole: what lies behind it is given up, which under-credits.
+        ++stats_.cap_hits;
+        slots_[owners_.get()[owner].slot].resync = true;
+      }
+      if (offset == 0) {
+        DropHolder(at, tag, tier);
+        return true;
+      }
+      const Writing writing(run);
+      SetHolder(holder, offset, offset);
+      return true;
+    }
+    ++stats_.holed_memberships;
+  }
+  const Writing writing(run);
+  std::uint64_t& word = arena_.At<std::uint64_t>(holder.bits)[offset / 64];
+  Store(word, word & ~(std::uint64_t{1} << (offset % 64)));
+  SetHolder(holder, std::min<std::uint32_t>(holder.cutoff, offset), holder.held() - 1);
+  if (holder.held() == holder.cutoff) Tidy(run, holder);
+  return true;
+}
+
+// ---- The writer: endpoints ----
+
+// The living owner of the endpoint; kNone: none, or none to be had.
+std::uint32_t RunForest::Admit(EndpointId id, bool make_owner) noexcept {
+  if (id.incarnation == 0 || id.slot >= kMaxEndpoints) return kNone;
+  if (id.slot >= slots_.size() && !slots_.Resize(id.slot + 1, Slot{})) return kNone;
+  Slot& slot = slots_[id.slot];
+  // Incarnations of a slot only grow, so an older one is a straggler.
+  if (id.incarnation < slot.incarnation || id.incarnation <= slot.dead_through) return kNone;
+  if (id.incarnation > slot.incarnation) {
+    if (slot.incarnation > slot.dead_through) Remove({id.slot, slot.incarnation});
+    slot = Slot{.incarnation = id.incarnation, .dead_through = slot.dead_through};
+    ++stats_.endpoints;
+  }
+  if (slot.owner != kNone || !make_owner) return slot.owner;
+  std::uint32_t owner = free_owner_;
+  if (owner != kNone) {
+    free_owner_ = owners_.get()[owner].next;
+  } else if (owners_ != nullptr && owner_count_ < kMostOwners && budget_.Take(sizeof(Owner))) {
+    owner = owner_count_++;
+  } else {
+    return kNone;
+  }
+  Owner& made = owners_.get()[owner];
+  Store(made.slot, id.slot);
+  Store(made.incarnation, id.incarnation);
+  made.next = kNone;
+  made.lists = {};
+  made.held = made.memberships = 0;
+  made.last = {};
+  Store(made.alive, 1);
+  slot.owner = owner;
+  return owner;
+}
+
+// From now on nobody sees what the owner holds.
+void RunForest::Retire(std::uint32_t at) noexcept {
+  Owner& owner = owners_.get()[at];
+  Store(owner.alive, 0);
+  owner.next = kNone;
+  slots_[owner.slot].owner = kNone;
+  stats_.pending_sweep += owner.memberships;
+  (last_dead_ != kNone ? owners_.get()[last_dead_].next : first_dead_) = at;
+  last_dead_ = at;
+}
+
+void RunForest::Remove(EndpointId id) noexcept {
+  // An id never seen must stay dead too, in case its events come late.
+  if (id.slot >= slots_.size() && !slots_.Resize(id.slot + 1, Slot{})) return;
+  Slot& slot = slots_[id.slot];
+  if (id.incarnation <= slot.dead_through) return;
+  const bool was_alive = slot.incarnation > slot.dead_through;
+  slot.dead_through = id.incarnation;
+  if (!was_alive || slot.incarnation > slot.dead_through) return;
+  --stats_.endpoints;
+  if (slot.owner != kNone) Retire(slot.owner);
+}
+
+// Ends up to `memberships` of the dead, and then their owners.
+void RunForest::SweepSome(std::int64_t memberships) noexcept {
+  while (first_dead_ != kNone) {
+    const std::uint32_t at = first_dead_;
+    Owner& owner = owners_.get()[at];
+    for (std::uint32_t tier = 0; tier < kTiers; ++tier) {
+      for (; owner.lists[tier].oldest != kNone; --memberships) {
+        if (memberships <= 0) return;
+        const std::uint32_t run = owner.lists[tier].oldest;
+        DropHolder(run, TagOf(at), tier);
+        Trim(run);
+      }
+    }
+    first_dead_ = owner.next;
+    if (first_dead_ == kNone) last_dead_ = kNone;
+    owner.next = free_owner_;
+    free_owner_ = at;
+  }
+}
+
+// Memory that is not needed any more goes back to the system, unless somebody might be reading it.
+void RunForest::GiveBack() noexcept {
+  const bool empty = stats_.runs == 0 && (!slabs_.empty() || arena_.used_units() > 0);
+  if ((!empty && !arena_.HasSurplus()) || !gate_.Quiet()) return;
+  if (empty) {
+    table_.Reset();
+    for (std::uint32_t slab : slabs_) arena_.Free(slab, kRunsPerSlab);
+    slabs_.clear();
+    free_run_ = kNone;
+    for (std::uint32_t i = 0; i < owner_count_; ++i) owners_.get()[i].last = {};
+    arena_.ReleaseFree(1);  // One stays, so that a lone event does not go to the system each time.
+  } else {
+    arena_.ReleaseSurplus();
+  }
+}
+
+// ---- Events ----
+
+KvResult RunForest::Refuse(KvResult result, std::uint32_t slot) noexcept {
+  ++stats_.refused_events;
+  if (slot < slots_.size()) slots_[slot].resync = true;
+  return result;
+}
+
+KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> parent, std::span<const BlockKey> keys) noexcept {
+  const MutexLock lock(mutex_);
+  SweepSome(kSweepStep);
+  const auto tier = static_cast<std::uint32_t>(source.tier);
+  if (tier >= kTiers) return Refuse(KvResult::kMalformed, kMaxEndpoints);
+  const std::uint32_t owner = Admit(source.endpoint, true);
+  if (owner == kNone) return Refuse(KvResult::kUnknownSource, kMaxEndpoints);
+  const std::uint32_t slot = source.endpoint.slot;
+  Owner& whose = owners_.get()[owner];
+  for (std::size_t i = 0; i < std::min<std::size_t>(keys.size(), kAhead); ++i) table_.Prefetch(keys[i]);
+
+  KvResult result = KvResult::kApplied;
+  Place previous;  // Of the block before the next key.
+  BlockKey previous_key = parent.value_or(0);
+  if (previous_key != 0) {
+    const Place hint = whose.last;
+    const bool hinted = hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == previous_key;
+    previous = hinted ? hint : PlaceOf(previous_key);
+    if (previous.run == kNone) {
+      ++stats_.unknown_parents;
+      result = KvResult::kUnknownParent;
+    }
+  }
+  const auto place_of = [&](std::size_t i) -> Place {
+    // It mostly lies right behind the one before.
+    if (previous.run != kNone) {
+      const Run& run = At(previous.run);
+      if (previous.offset + 1 < run.length && KeysOf(run)[previous.offset + 1] == keys[i]) {
+        return {previous.run, previous.offset + 1};
+      }
+    }
+    return PlaceOf(keys[i]);
+  };
+  std::size_t i = 0;
+  while (i < keys.size()) {
+    const Place place = place_of(i);
+    std::uint32_t count = 0;
+    if (place.run != kNone) {
+      const Run& run = At(place.run);
+      const BlockKey* own = KeysOf(run);
+      if ((place.offset > 0 ? own[place.offset - 1] : run.parent_key) != previous_key) {
+        ++stats_.conflicting_keys;
+        return Refuse(KvResult::kConflict, slot);
+      }
+      while (i + count < keys.size() && place.offset + count < run.length && own[place.offset + count] == keys[i + count]) ++count;
+      if (!Mark(place.run, owner, tier, place.offset, place.offset + count)) {
+        ++stats_.cap_hits;
+        return Refuse(KvResult::kNoRoom, slot);
+      }
+      previous = {place.run, place.offset + count - 1};
+    } else {
+      // As many as are new go behind the one before, if it is the last of its run, else into a run of their own.
+      std::size_t fresh = 1;
+      while (i + fresh < keys.size()) {
+        if (i + fresh + kAhead < keys.size()) table_.Prefetch(keys[i + fresh + kAhead]);
+        if (PlaceOf(keys[i + fresh]).run != kNone) break;
+        ++fresh;
+      }
+      std::uint32_t run = previous.run;
+      std::uint32_t from = 0;
+      if (run != kNone && previous.offset + 1u == At(run).length) {
+        from = At(run).length;
+        count = Append(run, keys.subspan(i, fresh));
+      } else if (run != kNone) {
+        ++stats_.forks;
+      }
+      if (count == 0) {
+        run = NewRun(previous_key, previous);
+        from = 0;
+        count = run != kNone ? Append(run, keys.subspan(i, fresh)) : 0;
+      }
+      if (count == 0 || !Mark(run, owner, tier, from, from + count)) {
+        if (run != kNone) Trim(run);
+        ++stats_.cap_hits;
+        return Refuse(KvResult::kNoRoom, slot);
+      }
+      previous = {run, from + count - 1};
+    }
+    i += count;
+    previous_key = keys[i - 1];
+  }
+  stats_.stored_blocks += static_cast<std::int64_t>(keys.size());
+  whose.last = previous;
+  return result;
+}
+
+KvResult RunForest::Removed(const KvSource& source, std::span<const BlockKey> keys) noexcept {
+  const MutexLock lock(mutex_);
+  SweepSome(kSweepStep);
+  const auto tier = static_cast<std::uint32_t>(source.tier);
+  if (tier >= kTiers) return Refuse(KvResult::kMalformed, kMaxEndpoints);
+  const std::uint32_t owner = Admit(source.endpoint, false);
+  if (owner == kNone) {
+    if (!Knows(source.endpoint)) return Refuse(KvResult::kUnknownSource, kMaxEndpoints);
+    stats_.unknown_removes += static_cast<std::int64_t>(keys.size());
+    return KvResult::kApplied;
+  }
+  for (std::size_t i = 0; i < std::min<std::size_t>(keys.size(), kAhead); ++i) table_.Prefetch(keys[i]);
+  Place last;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (i + kAhead < keys.size()) table_.Prefetch(keys[i + kAhead]);
+    // Engines free from the tail, so the next one mostly lies right before.
+    Place place;
+    if (last.run != kNone && last.offset > 0 && KeysOf(At(last.run))[last.offset - 1] == keys[i]) {
+      place = {last.run, last.offset - 1};
+    } else {
+      if (last.run != kNone) Trim(last.run);
+      place = PlaceOf(keys[i]);
+    }
+    last = place;
+    const bool held = place.run != kNone && Unmark(place.run, owner, tier, place.offset);
+    ++(held ? stats_.removed_blocks : stats_.unknown_removes);
+  }
+  if (last.run != kNone) Trim(last.run);
+  GiveBack();
+  return KvResult::kApplied;
+}
+
+void RunForest::ClearEndpoint(EndpointId id) noexcept {
+  const MutexLock lock(mutex_);
+  const std::uint32_t owner = Admit(id, false);
+  if (owner != kNone) Retire(owner);
+  if (Knows(id)) slots_[id.slot].resync = false;  // It holds nothing, and that is the truth.
+  SweepSome(kSweepStep);
+  GiveBack();
+}
+
+// The endpoint is the living occupant of its slot, as far as the index was told.
+bool RunForest::Knows(EndpointId id) const noexcept {
+  return id.incarnation != 0 && id.slot < slots_.size() && slots_[id.slot].incarnation == id.incarnation &&
+         slots_[id.slot].dead_through < id.incarnation;
+}
+
+KvSequence RunForest::Sequence(EndpointId id, std::uint64_t number) noexcept {
+  const MutexLock lock(mutex_);
+  (void)Admit(id, false);
+  if (!Knows(id)) return KvSequence::kDuplicate;
+  Slot& slot = slots_[id.slot];
+  if (slot.sequenced && number == 0 && slot.next_sequence != 0) {
+    ++stats_.restarts;
+    if (slot.owner != kNone) Retire(slot.owner);
+    slot.resync = false;
+    slot.next_sequence = 1;
+    return KvSequence::kRestarted;
+  }
+  if (slot.sequenced && number < slot.next_sequence) {
+    ++stats_.duplicate_batches;
+    return KvSequence::kDuplicate;
+  }
+  const bool gap = number != (slot.sequenced ? slot.next_sequence : 0);
+  slot.sequenced = true;
+  slot.next_sequence = number + 1;
+  if (!gap) return KvSequence::kNext;
+  ++stats_.sequence_gaps;
+  slot.resync = true;
+  return KvSequence::kGap;
+}
+
+bool RunForest::WantsResync(EndpointId id) noexcept {
+  const MutexLock lock(mutex_);
+  return Knows(id) && slots_[id.slot].resync;
+}
+
+void RunForest::RemoveEndpoint(EndpointId id) noexcept {
+  if (id.incarnation == 0 || id.slot >= kMaxEndpoints) return;
+  const MutexLock lock(mutex_);
+  Remove(id);
+  SweepSome(kSweepStep);
+  GiveBack();
+}
+
+void RunForest::RetireDead(const FleetView& alive) noexcept {
+  const MutexLock lock(mutex_);
+  for (std::uint32_t row = 0; row < slots_.size(); ++row) {
+    const EndpointId id{row, slots_[row].incarnation};
+    if (id.incarnation > slots_[row].dead_through && !alive.Alive(id)) Remove(id);
+  }
+  SweepSome(kSweepStep);
+  GiveBack();
+}
+
+std::int64_t RunForest::Sweep(std::int64_t memberships) noexcept {
+  const MutexLock lock(mutex_);
+  SweepSome(memberships);
+  GiveBack();
+  return stats_.pending_sweep;
+}
+
+std::int64_t RunForest::HeldBlocks(EndpointId id) noexcept {
+  const MutexLock lock(mutex_);
+  return Knows(id) && slots_[id.slot].owner != kNone ? owners_.get()[slots_[id.slot].owner].held : 0;
+}
+
+PrefixIndexStats RunForest::Stats() noexcept {
+  const MutexLock lock(mutex_);
+  PrefixIndexStats stats = stats_;
+  stats.bytes = budget_.used();
+  stats.peak_bytes = budget_.peak();
+  return stats;
+}
+
+absl::Status RunForest::Audit() {
+  const MutexLock lock(mutex_);
+  const auto fail = [](const auto&... parts) { return absl::InternalError(absl::StrCat("PrefixIndex: ", parts...)); };
+  std::unordered_map<std::uint32_t, std::uint32_t> runs;  // Keys found in the table, by run.
+  std::int64_t keys = 0;
+  bool good = true;
+  table_.ForEach([&](Place place) {
+    ++runs[place.run];
+    ++keys;
+    const Run& run = At(place.run);
+    good &= place.offset < run.length && PlaceOf(KeysOf(run)[place.offset]).offset == place.offset;
+  });
+  if (!good) return fail("a key is not where the table says");
+  if (keys != stats_.distinct_blocks || keys != table_.size() || std::ssize(runs) != stats_.runs) {
+    return fail("table has ", keys, " keys of ", runs.size(), " runs, counted ", stats_.distinct_blocks, " of ", stats_.runs);
+  }
+  std::int64_t units = table_.units() + std::int64_t{kRunsPerSlab} * std::ssize(slabs_), pairs = 0, memberships = 0, dead = 0;
+  for (const auto& [at, found] : runs) {
+    Run& run = At(at);
+    if (run.length != found || (run.version & 1) != 0) return fail("run ", at, " has ", run.length, " keys, in the table ", found);
+    units += run.key_units + (run.holders != kNone ? run.holder_units : 0);
+    std::uint64_t previous = 0;
+    bool tail = false;
+    for (const Holder& holder : HoldersOf(run)) {
+      if (memberships > 0 && &holder != HoldersOf(run).data() && holder.order() <= previous) return fail("run ", at, ": holders unordered");
+      previous = holder.order();
+      std::uint32_t held = 0, cutoff = run.length;
+      for (std::uint32_t i = 0; i < run.length; ++i) {
+        if (Holds(holder, i)) ++held;
+        else cutoff = std::min(cutoff, i);
+      }
+      if (held == 0 || held != holder.held() || cutoff != holder.cutoff) {
+        return fail("run ", at, ": holder says ", holder.held(), " with cut-off ", holder.cutoff, ", holds ", held, ", ", cutoff);
+      }
+      if ((holder.bits != kNone) != (held != cutoff || holder.counted())) {
+        return fail("run ", at, ": a bitmap without need, or none");
+      }
+      if (holder.bits != kNone) units += SideUnits(run, holder.counted());
+      tail |= Holds(holder, run.length - 1u);
+      pairs += held;
+      ++memberships;
+      if (owners_.get()[holder.tag & (kMostOwners - 1)].alive == 0) ++dead;
+    }
+    if (!tail) return fail("run ", at, ": nobody holds its end");
+  }
+  if (pairs != stats_.holder_blocks || memberships != stats_.memberships || dead != stats_.pending_sweep) {
+    return fail("counted ", pairs, " pairs, ", memberships, " memberships, ", dead, " dead");
+  }
+  std::int64_t listed = 0;
+  for (std::uint32_t i = 0; i < owner_count_; ++i) {
+    std::int64_t held = 0, count = 0;
+    for (std::uint32_t tier = 0; tier < kTiers; ++tier) {
+      std::uint32_t previous = kNone;
+      for (std::uint32_t at = owners_.get()[i].lists[tier].oldest; at != kNone;) {
+        const Holder* holder = FindHolder(at, TagOf(i), tier);
+        if (holder == nullptr || holder->older != previous) return fail("list of owner ", i);
+        held += holder->held();
+        ++count;
+        previous = at;
+        at = holder->newer;
+      }
+      if (owners_.get()[i].lists[tier].newest != previous) return fail("list of owner ", i, " ends elsewhere");
+    }
+    if (held != owners_.get()[i].held || count != owners_.get()[i].memberships) return fail("owner ", i, " holds ", held);
+    listed += count;
+  }
+  if (listed != memberships) return fail("lists name ", listed, " memberships");
+  if (arena_.used_units() != units) return fail("arena has ", arena_.used_units(), " units in use, found ", units);
+  return budget_.peak() <= budget_.limit() ? absl::OkStatus() : fail("over the memory limit");
+}
+
+std::unique_ptr<PrefixEngine> MakeRunForest(const PrefixIndexOptions& options) { return std::make_unique<RunForest>(options); }
+
+}  // namespace tokroute::internal
