@@ -122,6 +122,13 @@ class WritableColumns<Signals<S...>> {
     }();
     return {std::get<index>(columns_), width_};
   }
+  // Some of the columns, for a producer that is made of another one.
+  template <class Some>
+  WritableColumns<Some> Part() const noexcept {
+    return [this]<Signal... T>(Signals<T...>) {
+      return WritableColumns<Signals<T...>>({Column<T>().data()...}, width_);
+    }(Some{});
+  }
   std::uint32_t width() const noexcept { return width_; }
 
  private:

@@ -38,6 +38,9 @@ TOKROUTE_SIGNAL(MatchedTokens, std::int64_t, "matched_tokens", "tokens");
 TOKROUTE_SIGNAL(WeightedMatchedTokens, double, "weighted_matched_tokens", "tokens");
 // Prompt tokens - MatchedTokens, at least 0. Filled by prefix producers.
 TOKROUTE_SIGNAL(UncachedTokens, std::int64_t, "uncached_tokens", "tokens");
+// Tokens in the endpoint's device memory, as its engine's events tell: what decoding has to read, warm and in use alike.
+// >= 0. Filled by the event-driven prefix producer; the ledger knows what is on its way there.
+TOKROUTE_SIGNAL(KvTokensHeld, std::int64_t, "kv_tokens_held", "tokens");
 // Dispatched and not yet prefilled. Never negative. Filled by the ledger (load/in_flight_load.h).
 TOKROUTE_SIGNAL(UncachedTokensInFlight, std::int64_t, "uncached_tokens_in_flight", "tokens");
 // Dispatched and not yet finished. Never negative. Filled by the ledger.

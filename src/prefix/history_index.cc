@@ -402,6 +402,8 @@ class HistoryIndex final : public PrefixEngine {
     return owner != kNone ? owners_[owner].held : 0;
   }
 
+  std::int64_t DeviceBlocks(EndpointId id) const noexcept override { return const_cast<HistoryIndex*>(this)->HeldBlocks(id); }
+
   void CountRefusal() noexcept override {
     const Section section(*this);
     ++stats_.refused_records;
@@ -753,13 +755,16 @@ class HistoryIndex final : public PrefixEngine {
         const std::uint32_t row = holder.tag >> kOwnerBits;
         const std::int64_t blocks = start + std::min<std::uint32_t>(holder.cutoff, matched);
         if (level == 0) {
-          out.push_back({.endpoint = {row, slots_[row].incarnation}, .blocks = blocks});
+          out.push_back({.endpoint = {row, slots_[row].incarnation}, .blocks = blocks, .weighted_blocks = static_cast<double>(blocks)});
           continue;
         }
         from = std::lower_bound(from, out.end(), row, [](const PrefixMatch::Holder& known, std::uint32_t wanted) {
           return known.endpoint.slot < wanted;
         });
-        if (from != out.end() && from->endpoint.slot == row && from->blocks == start) from->blocks = blocks;
+        if (from != out.end() && from->endpoint.slot == row && from->blocks == start) {
+          from->blocks = blocks;
+          from->weighted_blocks = static_cast<double>(blocks);
+        }
       }
       start += node.length;
     }

@@ -35,6 +35,8 @@ class PrefixEngine {
   virtual PrefixIndexStats Stats() noexcept = 0;
   virtual std::int64_t HeldBlocks(EndpointId id) noexcept = 0;
   virtual absl::Status Audit() = 0;
+  // Of HeldBlocks, what lies in device memory. Never waits.
+  virtual std::int64_t DeviceBlocks(EndpointId id) const noexcept = 0;
 
   // Requests. `shortened`: the keys are not all of the prompt's.
   virtual std::int64_t RecordableBlocks(EndpointId, std::int64_t) noexcept { return 0; }

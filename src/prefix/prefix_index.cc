@@ -60,6 +60,10 @@ absl::StatusOr<std::shared_ptr<PrefixIndex>> PrefixIndex::Create(const PrefixInd
       return absl::InvalidArgumentError(absl::StrCat("PrefixIndexOptions.", field, ": want 0 .. 1, got ", weight));
     }
   }
+  if (options.speculative_ttl.count() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("PrefixIndexOptions.speculative_ttl: want >= 0 ns, got ",
+                                                   options.speculative_ttl.count()));
+  }
   if (options.max_bytes < kLeastBytes || options.max_bytes > kMostBytes) {
     return OutOfRange("max_bytes", options.max_bytes, kLeastBytes, kMostBytes);
   }
@@ -112,6 +116,7 @@ void PrefixIndex::RetireDead(const FleetView& alive) noexcept { engine_->RetireD
 std::int64_t PrefixIndex::Sweep(std::int64_t memberships) noexcept { return engine_->Sweep(memberships); }
 PrefixIndexStats PrefixIndex::Stats() const noexcept { return engine_->Stats(); }
 std::int64_t PrefixIndex::HeldBlocks(EndpointId endpoint) const noexcept { return engine_->HeldBlocks(endpoint); }
+std::int64_t PrefixIndex::DeviceBlocks(EndpointId endpoint) const noexcept { return engine_->DeviceBlocks(endpoint); }
 absl::Status PrefixIndex::Audit() const { return engine_->Audit(); }
 
 

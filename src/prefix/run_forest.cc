@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
@@ -11,11 +13,14 @@
 namespace tokroute::internal {
 namespace {
 
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 constexpr int kTries = 8;                    // Looks at a run that keeps changing.
 constexpr std::uint32_t kWalkedRuns = 3;     // Walked down one by one; beyond, the prompt is searched.
 constexpr std::uint32_t kProbes = 8;         // Of one round of that search.
 constexpr std::uint32_t kAhead = 12;         // Keys whose table lines are fetched ahead.
 constexpr std::uint32_t kKeysPerUnit = Arena::kUnitBytes / sizeof(BlockKey);
+
+constexpr std::uint32_t UnitsOf(std::uint32_t keys) noexcept { return (keys + kKeysPerUnit - 1) / kKeysPerUnit; }
 
 std::int64_t ArenaLimit(std::int64_t max_bytes) noexcept {
   // The rest is for owners, slots and the table's shards.
@@ -87,6 +92,13 @@ void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out,
   out.clear();
   path.clear();
   const std::int64_t count = std::min<std::int64_t>(prompt.block_count(), 0x7FFFFFFF);
+  if (next_deadline_.load(std::memory_order_acquire) != kNever) {
+    const std::chrono::nanoseconds now = clock_.Now();
+    if (now.count() >= next_deadline_.load(std::memory_order_acquire)) {
+      const MutexLock lock(mutex_);
+      ExpireSpeculations(now);
+    }
+  }
   const ReaderGate::Visit visit(gate_);
   std::uint32_t depth = 0;
   for (std::uint32_t i = 0; depth < count; ++i) {
@@ -262,14 +274,18 @@ std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> tier
 // ---- The writer: runs ----
 
 RunForest::RunForest(const PrefixIndexOptions& options) noexcept
-    : block_size_(options.block_size),
-      weights_(options.tier_weights.InOrder()),
+    : weights_{options.tier_weights.device, options.tier_weights.host, options.tier_weights.disk,
+               options.tier_weights.unknown, options.tier_weights.device},
+      clock_(options.clock),
+      speculative_ttl_(options.speculative_ttl),
       budget_(options.max_bytes),
       arena_(budget_, ArenaLimit(options.max_bytes), Arena::Use::kShared),
       table_(arena_, options.key_seed),
       // Address space only, until it is used.
       owners_(static_cast<Owner*>(std::calloc(kMostOwners, sizeof(Owner))), &std::free),
-      slots_(budget_) {}
+      slots_memory_(static_cast<Slot*>(std::calloc(kMaxEndpoints, sizeof(Slot))), &std::free),
+      slots_(slots_memory_.get()),
+      next_deadline_(kNever) {}
 
 std::span<RunForest::Holder> RunForest::HoldersOf(Run& run) const noexcept {
   return {run.holders == kNone ? &run.inline_holder : arena_.At<Holder>(run.holders), run.holder_count};
@@ -329,12 +345,12 @@ bool RunForest::HasSides(Run& run) const noexcept {
 // Room for so many keys in all. Moves a short run to a bigger place; a long one is not moved.
 bool RunForest::Grow(std::uint32_t at, std::uint32_t keys) noexcept {
   Run& run = At(at);
-  const std::uint32_t needed = (keys + kKeysPerUnit - 1) / kKeysPerUnit;
+  const std::uint32_t needed = UnitsOf(keys);
   if (needed <= run.key_units) return true;
   if (run.length > kMostMoved || keys > kMostKeys || HasSides(run)) return false;
   // A first array is as large as asked for; one that grows will go on growing.
   const std::uint32_t units =
-      std::min(run.key_units == 0 ? needed : std::max(needed, run.key_units + run.key_units / 2u), kMostKeys / kKeysPerUnit);
+      std::min(run.key_units == 0 ? needed : std::max(needed, run.key_units + run.key_units / 2u), UnitsOf(kMostKeys));
   const std::uint32_t chunk = arena_.Allocate(units);
   if (chunk == kNone) return false;
   const BlockKey* old = run.length > 0 ? KeysOf(run) : nullptr;
@@ -383,7 +399,7 @@ void RunForest::Trim(std::uint32_t at) noexcept {
     const Writing writing(run);
     Store(run.length, static_cast<std::uint16_t>(length));
     Store(run.shape, run.shape + 1);
-    const auto units = static_cast<std::uint16_t>((length + kKeysPerUnit - 1) / kKeysPerUnit);
+    const auto units = static_cast<std::uint16_t>(UnitsOf(length));
     if (units > 0 && units * 2 < run.key_units && !HasSides(run)) {
       arena_.Free(run.keys + units, run.key_units - units);
       Store(run.key_units, units);
@@ -396,7 +412,7 @@ void RunForest::Trim(std::uint32_t at) noexcept {
 
 RunForest::Holder* RunForest::FindHolder(std::uint32_t at, std::uint32_t tag, std::uint32_t tier) noexcept {
   const std::span<Holder> holders = HoldersOf(At(at));
-  const std::uint64_t wanted = std::uint64_t{tag} << 2 | tier;
+  const std::uint64_t wanted = std::uint64_t{tag} << 3 | tier;
   const auto it = std::lower_bound(holders.begin(), holders.end(), wanted,
                                    [](const Holder& holder, std::uint64_t order) { return holder.order() < order; });
   return it != holders.end() && it->order() == wanted ? &*it : nullptr;
@@ -449,8 +465,8 @@ void RunForest::DropHolder(std::uint32_t at, std::uint32_t tag, std::uint32_t ti
   else list.oldest = holder->newer;
   if (holder->newer != kNone) Store(FindHolder(holder->newer, tag, tier)->older, holder->older);
   else list.newest = holder->older;
-  whose.held -= holder->held();
-  stats_.holder_blocks -= holder->held();
+  Store(whose.held[tier], whose.held[tier] - holder->held());
+  (tier == kSpeculative ? stats_.speculative_blocks : stats_.holder_blocks) -= holder->held();
   --whose.memberships;
   --stats_.memberships;
   if (whose.alive == 0) --stats_.pending_sweep;
@@ -477,14 +493,15 @@ void RunForest::DropHolder(std::uint32_t at, std::uint32_t tag, std::uint32_t ti
 // The caller is Writing the run.
 void RunForest::SetHolder(Holder& holder, std::uint32_t cutoff, std::uint32_t held) noexcept {
   const std::int64_t more = std::int64_t{held} - holder.held();
-  owners_.get()[holder.tag & (kMostOwners - 1)].held += more;
-  stats_.holder_blocks += more;
+  std::int64_t& owners = owners_.get()[holder.tag & (kMostOwners - 1)].held[holder.tier()];
+  Store(owners, owners + more);
+  (holder.tier() == kSpeculative ? stats_.speculative_blocks : stats_.holder_blocks) += more;
   Store(holder.cutoff, static_cast<std::uint16_t>(cutoff));
-  Store(holder.packed, static_cast<std::uint16_t>(held << 3 | (holder.packed & 7u)));
+  Store(holder.packed, static_cast<std::uint16_t>(held << 4 | (holder.packed & 15u)));
 }
 void RunForest::SetSide(Holder& holder, std::uint32_t bits, bool counted) noexcept {
   Store(holder.bits, bits);
-  Store(holder.packed, static_cast<std::uint16_t>((holder.packed & ~4u) | (counted ? 4u : 0u)));
+  Store(holder.packed, static_cast<std::uint16_t>((holder.packed & ~8u) | (counted ? 8u : 0u)));
 }
 
 // A bitmap, with counts if asked for; what is there already stays. False: no memory.
@@ -527,14 +544,14 @@ void RunForest::Tidy(Run& run, Holder& holder) noexcept {
 // Blocks [from, to) were stored once more where they were held already.
 void RunForest::AddCopies(Run& run, Holder& holder, std::uint32_t from, std::uint32_t to) noexcept {
   if (from >= to) return;
-  stats_.duplicate_blocks += to - from;
+  if (holder.tier() != kSpeculative) stats_.duplicate_blocks += to - from;
   bool lost = !GiveSide(run, holder, true);
   for (std::uint32_t i = from; i < to && !lost; ++i) {
     auto& count = reinterpret_cast<std::uint8_t*>(CountsOf(run, holder))[i];
     if (count == 255) lost = true;
     else Store(count, static_cast<std::uint8_t>(count + 1));
   }
-  if (!lost) return;
+  if (!lost || holder.tier() == kSpeculative) return;  // Of speculations some then end early, which under-credits.
   ++stats_.cap_hits;
   slots_[holder.tag >> kOwnerBits].resync = true;
 }
@@ -633,20 +650,23 @@ bool RunForest::Unmark(std::uint32_t at, std::uint32_t owner, std::uint32_t tier
 // The living owner of the endpoint; kNone: none, or none to be had.
 std::uint32_t RunForest::Admit(EndpointId id, bool make_owner) noexcept {
   if (id.incarnation == 0 || id.slot >= kMaxEndpoints) return kNone;
-  if (id.slot >= slots_.size() && !slots_.Resize(id.slot + 1, Slot{})) return kNone;
+  if (slots_ == nullptr || owners_ == nullptr) return kNone;
   Slot& slot = slots_[id.slot];
   // Incarnations of a slot only grow, so an older one is a straggler.
   if (id.incarnation < slot.incarnation || id.incarnation <= slot.dead_through) return kNone;
   if (id.incarnation > slot.incarnation) {
     if (slot.incarnation > slot.dead_through) Remove({id.slot, slot.incarnation});
-    slot = Slot{.incarnation = id.incarnation, .dead_through = slot.dead_through};
+    Store(slot.incarnation, id.incarnation);
+    slot.resync = slot.sequenced = false;
+    slot.next_sequence = 0;
+    width_ = std::max(width_, id.slot + 1);
     ++stats_.endpoints;
   }
-  if (slot.owner != kNone || !make_owner) return slot.owner;
+  if (slot.owner_or_0 != 0 || !make_owner) return slot.owner_or_0 - 1;  // kNone for 0.
   std::uint32_t owner = free_owner_;
   if (owner != kNone) {
     free_owner_ = owners_.get()[owner].next;
-  } else if (owners_ != nullptr && owner_count_ < kMostOwners && budget_.Take(sizeof(Owner))) {
+  } else if (owner_count_ < kMostOwners && budget_.Take(sizeof(Owner))) {
     owner = owner_count_++;
   } else {
     return kNone;
@@ -656,10 +676,12 @@ std::uint32_t RunForest::Admit(EndpointId id, bool make_owner) noexcept {
   Store(made.incarnation, id.incarnation);
   made.next = kNone;
   made.lists = {};
-  made.held = made.memberships = 0;
+  for (std::int64_t& held : made.held) Store(held, 0);
+  made.memberships = 0;
+  made.life = ++last_life_;
   made.last = {};
   Store(made.alive, 1);
-  slot.owner = owner;
+  Store(slot.owner_or_0, owner + 1);
   return owner;
 }
 
@@ -668,7 +690,7 @@ void RunForest::Retire(std::uint32_t at) noexcept {
   Owner& owner = owners_.get()[at];
   Store(owner.alive, 0);
   owner.next = kNone;
-  slots_[owner.slot].owner = kNone;
+  Store(slots_[owner.slot].owner_or_0, 0);
   stats_.pending_sweep += owner.memberships;
   (last_dead_ != kNone ? owners_.get()[last_dead_].next : first_dead_) = at;
   last_dead_ = at;
@@ -676,14 +698,14 @@ void RunForest::Retire(std::uint32_t at) noexcept {
 
 void RunForest::Remove(EndpointId id) noexcept {
   // An id never seen must stay dead too, in case its events come late.
-  if (id.slot >= slots_.size() && !slots_.Resize(id.slot + 1, Slot{})) return;
+  if (slots_ == nullptr) return;
   Slot& slot = slots_[id.slot];
   if (id.incarnation <= slot.dead_through) return;
   const bool was_alive = slot.incarnation > slot.dead_through;
   slot.dead_through = id.incarnation;
   if (!was_alive || slot.incarnation > slot.dead_through) return;
   --stats_.endpoints;
-  if (slot.owner != kNone) Retire(slot.owner);
+  if (slot.owner_or_0 != 0) Retire(slot.owner_or_0 - 1);
 }
 
 // Ends up to `memberships` of the dead, and then their owners.
@@ -726,7 +748,7 @@ void RunForest::GiveBack() noexcept {
 
 KvResult RunForest::Refuse(KvResult result, std::uint32_t slot) noexcept {
   ++stats_.refused_events;
-  if (slot < slots_.size()) slots_[slot].resync = true;
+  if (slot < kMaxEndpoints) slots_[slot].resync = true;
   return result;
 }
 
@@ -734,16 +756,25 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
   const MutexLock lock(mutex_);
   SweepSome(kSweepStep);
   const auto tier = static_cast<std::uint32_t>(source.tier);
-  if (tier >= kTiers) return Refuse(KvResult::kMalformed, kMaxEndpoints);
+  if (tier >= kStorageTiers) return Refuse(KvResult::kMalformed, kMaxEndpoints);
   const std::uint32_t owner = Admit(source.endpoint, true);
   if (owner == kNone) return Refuse(KvResult::kUnknownSource, kMaxEndpoints);
-  const std::uint32_t slot = source.endpoint.slot;
+  std::size_t stored = 0;
+  const KvResult result = StoreKeys(owner, tier, parent.value_or(0), keys, stored);
+  stats_.stored_blocks += static_cast<std::int64_t>(stored);
+  const bool taken = result == KvResult::kApplied || result == KvResult::kUnknownParent;
+  return taken ? result : Refuse(result, source.endpoint.slot);
+}
+
+// The owner's tier holds these keys, each behind the one before, from now on; the first `stored` of them, if not all.
+KvResult RunForest::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey parent,
+                              std::span<const BlockKey> keys, std::size_t& stored) noexcept {
   Owner& whose = owners_.get()[owner];
   for (std::size_t i = 0; i < std::min<std::size_t>(keys.size(), kAhead); ++i) table_.Prefetch(keys[i]);
 
   KvResult result = KvResult::kApplied;
   Place previous;  // Of the block before the next key.
-  BlockKey previous_key = parent.value_or(0);
+  BlockKey previous_key = parent;
   if (previous_key != 0) {
     const Place hint = whose.last;
     const bool hinted = hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == previous_key;
@@ -763,7 +794,7 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
     }
     return PlaceOf(keys[i]);
   };
-  std::size_t i = 0;
+  std::size_t& i = stored;
   while (i < keys.size()) {
     const Place place = place_of(i);
     std::uint32_t count = 0;
@@ -772,13 +803,14 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
       const BlockKey* own = KeysOf(run);
       if ((place.offset > 0 ? own[place.offset - 1] : run.parent_key) != previous_key) {
         ++stats_.conflicting_keys;
-        return Refuse(KvResult::kConflict, slot);
+        return KvResult::kConflict;
       }
       while (i + count < keys.size() && place.offset + count < run.length && own[place.offset + count] == keys[i + count]) ++count;
       if (!Mark(place.run, owner, tier, place.offset, place.offset + count)) {
         ++stats_.cap_hits;
-        return Refuse(KvResult::kNoRoom, slot);
+        return KvResult::kNoRoom;
       }
+      if (tier != kSpeculative) Forget(place.run, owner, place.offset, place.offset + count);
       previous = {place.run, place.offset + count - 1};
     } else {
       // As many as are new go behind the one before, if it is the last of its run, else into a run of their own.
@@ -804,14 +836,13 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
       if (count == 0 || !Mark(run, owner, tier, from, from + count)) {
         if (run != kNone) Trim(run);
         ++stats_.cap_hits;
-        return Refuse(KvResult::kNoRoom, slot);
+        return KvResult::kNoRoom;
       }
       previous = {run, from + count - 1};
     }
     i += count;
     previous_key = keys[i - 1];
   }
-  stats_.stored_blocks += static_cast<std::int64_t>(keys.size());
   whose.last = previous;
   return result;
 }
@@ -820,7 +851,7 @@ KvResult RunForest::Removed(const KvSource& source, std::span<const BlockKey> ke
   const MutexLock lock(mutex_);
   SweepSome(kSweepStep);
   const auto tier = static_cast<std::uint32_t>(source.tier);
-  if (tier >= kTiers) return Refuse(KvResult::kMalformed, kMaxEndpoints);
+  if (tier >= kStorageTiers) return Refuse(KvResult::kMalformed, kMaxEndpoints);
   const std::uint32_t owner = Admit(source.endpoint, false);
   if (owner == kNone) {
     if (!Knows(source.endpoint)) return Refuse(KvResult::kUnknownSource, kMaxEndpoints);
@@ -859,7 +890,7 @@ void RunForest::ClearEndpoint(EndpointId id) noexcept {
 
 // The endpoint is the living occupant of its slot, as far as the index was told.
 bool RunForest::Knows(EndpointId id) const noexcept {
-  return id.incarnation != 0 && id.slot < slots_.size() && slots_[id.slot].incarnation == id.incarnation &&
+  return id.incarnation != 0 && id.slot < width_ && slots_[id.slot].incarnation == id.incarnation &&
          slots_[id.slot].dead_through < id.incarnation;
 }
 
@@ -870,7 +901,7 @@ KvSequence RunForest::Sequence(EndpointId id, std::uint64_t number) noexcept {
   Slot& slot = slots_[id.slot];
   if (slot.sequenced && number == 0 && slot.next_sequence != 0) {
     ++stats_.restarts;
-    if (slot.owner != kNone) Retire(slot.owner);
+    if (slot.owner_or_0 != 0) Retire(slot.owner_or_0 - 1);
     slot.resync = false;
     slot.next_sequence = 1;
     return KvSequence::kRestarted;
@@ -888,6 +919,135 @@ KvSequence RunForest::Sequence(EndpointId id, std::uint64_t number) noexcept {
   return KvSequence::kGap;
 }
 
+// ---- Speculations: what booked requests will store ----
+
+// The owner's tiers hold these blocks for real: speculating on them is over.
+void RunForest::Forget(std::uint32_t at, std::uint32_t owner, std::uint32_t from, std::uint32_t to) noexcept {
+  if (stats_.speculative_blocks == 0) return;
+  for (std::uint32_t i = from; i < to; ++i) {
+    while (Unmark(at, owner, kSpeculative, i)) {}
+  }
+}
+
+RunForest::Speculation* RunForest::Find(const PrefixReceipt& receipt) noexcept {
+  if (receipt.serial == 0 || receipt.serial > last_serial_) return nullptr;
+  const std::uint64_t back = last_serial_ - receipt.serial;  // They are numbered without a gap.
+  if (back >= speculations_.size()) return nullptr;
+  Speculation& found = speculations_[speculations_.size() - 1 - back];
+  return found.serial == receipt.serial ? &found : nullptr;
+}
+
+PrefixReceipt RunForest::Speculate(EndpointId id, std::span<const BlockKey> keys, const FleetView* alive) noexcept {
+  const std::uint32_t owner = keys.empty() || (alive != nullptr && !alive->Alive(id)) ? kNone : Admit(id, true);
+  const auto bytes = static_cast<std::int64_t>(keys.size_bytes());
+  if (owner == kNone || !budget_.Take(bytes)) {
+    ++stats_.refused_records;
+    return {};
+  }
+  Owner& whose = owners_.get()[owner];
+  const Place last = whose.last;  // A hint for events; requests are none.
+  std::size_t stored = 0;
+  if (StoreKeys(owner, kSpeculative, 0, keys, stored) != KvResult::kApplied) ++stats_.truncated_records;
+  whose.last = last;
+  Speculation speculation;
+  speculation.serial = ++last_serial_;
+  speculation.life = whose.life;
+  speculation.owner = owner;
+  speculation.deadline = clock_.Now() + speculative_ttl_;
+  ++stats_.live_receipts;
+  try {
+    speculation.keys.assign(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(stored));
+    speculations_.push_back(std::move(speculation));
+  } catch (const std::bad_alloc&) {
+    speculation.keys = {};
+    for (std::size_t i = stored; i-- > 0;) Unspeculate(owner, keys[i]);
+    budget_.Give(bytes);
+    --stats_.live_receipts;
+    return {};
+  }
+  budget_.Give(bytes - static_cast<std::int64_t>(stored * sizeof(BlockKey)));
+  if (speculations_.size() == 1) next_deadline_.store(speculations_.front().deadline.count(), std::memory_order_release);
+  return {.serial = last_serial_, .entry = 0, .blocks = static_cast<std::int64_t>(stored)};
+}
+
+// One speculation less on a block. None, if it became real meanwhile.
+void RunForest::Unspeculate(std::uint32_t owner, BlockKey key) noexcept {
+  const Place place = PlaceOf(key);
+  if (place.run != kNone && Unmark(place.run, owner, kSpeculative, place.offset)) Trim(place.run);
+}
+
+void RunForest::Withdraw(Speculation& speculation) noexcept {
+  const Owner& whose = owners_.get()[speculation.owner];
+  if (whose.alive != 0 && whose.life == speculation.life) {
+    for (std::size_t i = speculation.keys.size(); i-- > 0;) Unspeculate(speculation.owner, speculation.keys[i]);
+  }
+  budget_.Give(static_cast<std::int64_t>(speculation.keys.size() * sizeof(BlockKey)));
+  speculation.serial = 0;
+  speculation.keys = {};
+  --stats_.live_receipts;
+}
+
+void RunForest::ExpireSpeculations(std::chrono::nanoseconds now) noexcept {
+  while (!speculations_.empty() && (speculations_.front().serial == 0 || speculations_.front().deadline <= now)) {
+    if (speculations_.front().serial != 0) Withdraw(speculations_.front());
+    speculations_.pop_front();
+  }
+  next_deadline_.store(speculations_.empty() ? kNever : speculations_.front().deadline.count(), std::memory_order_release);
+  GiveBack();
+}
+
+std::int64_t RunForest::RecordableBlocks(EndpointId, std::int64_t blocks) noexcept {
+  return speculative_ttl_.count() > 0 ? blocks : 0;
+}
+
+PrefixReceipt RunForest::Record(EndpointId id, std::span<const BlockKey> keys, bool, const FleetView* alive) noexcept {
+  if (speculative_ttl_.count() <= 0) return {};
+  const MutexLock lock(mutex_);
+  ExpireSpeculations(clock_.Now());
+  SweepSome(kSweepStep);
+  return Speculate(id, keys, alive);
+}
+
+void RunForest::OnFirstToken(const PrefixReceipt& receipt) noexcept {
+  const MutexLock lock(mutex_);
+  Speculation* speculation = Find(receipt);
+  if (speculation != nullptr) speculation->confirmed = true;
+}
+
+// Aborted before the first token, nothing will be stored. Otherwise the events may be on their way: the deadline stands.
+void RunForest::OnReleased(PrefixReceipt& receipt, bool aborted) noexcept {
+  const PrefixReceipt was = std::exchange(receipt, {});
+  if (was.serial == 0) return;
+  const MutexLock lock(mutex_);
+  Speculation* speculation = Find(was);
+  if (speculation != nullptr && aborted && !speculation->confirmed) Withdraw(*speculation);
+  ExpireSpeculations(clock_.Now());
+}
+
+PrefixReceipt RunForest::Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept {
+  const PrefixReceipt was = std::exchange(from, {});
+  const MutexLock lock(mutex_);
+  Speculation* speculation = Find(was);
+  if (speculation == nullptr) return {};
+  const std::vector<BlockKey> keys = std::move(speculation->keys);
+  budget_.Give(static_cast<std::int64_t>(keys.size() * sizeof(BlockKey)));
+  speculation->keys = {};
+  // Booked there before the old one goes, so that blocks which only this request speculates on stay in place.
+  const PrefixReceipt moved = Speculate(to, keys, alive);
+  speculation = Find(was);  // The record may have moved them.
+  const Owner& whose = owners_.get()[speculation->owner];
+  if (!speculation->confirmed && whose.alive != 0 && whose.life == speculation->life) {
+    for (std::size_t i = keys.size(); i-- > 0;) Unspeculate(speculation->owner, keys[i]);
+  }
+  Withdraw(*speculation);
+  return moved;
+}
+
+void RunForest::CountRefusal() noexcept {
+  const MutexLock lock(mutex_);
+  ++stats_.refused_records;
+}
+
 bool RunForest::WantsResync(EndpointId id) noexcept {
   const MutexLock lock(mutex_);
   return Knows(id) && slots_[id.slot].resync;
@@ -903,7 +1063,7 @@ void RunForest::RemoveEndpoint(EndpointId id) noexcept {
 
 void RunForest::RetireDead(const FleetView& alive) noexcept {
   const MutexLock lock(mutex_);
-  for (std::uint32_t row = 0; row < slots_.size(); ++row) {
+  for (std::uint32_t row = 0; row < width_; ++row) {
     const EndpointId id{row, slots_[row].incarnation};
     if (id.incarnation > slots_[row].dead_through && !alive.Alive(id)) Remove(id);
   }
@@ -920,7 +1080,15 @@ std::int64_t RunForest::Sweep(std::int64_t memberships) noexcept {
 
 std::int64_t RunForest::HeldBlocks(EndpointId id) noexcept {
   const MutexLock lock(mutex_);
-  return Knows(id) && slots_[id.slot].owner != kNone ? owners_.get()[slots_[id.slot].owner].held : 0;
+  if (!Knows(id) || slots_[id.slot].owner_or_0 == 0) return 0;
+  const auto& held = owners_.get()[slots_[id.slot].owner_or_0 - 1].held;
+  return std::accumulate(held.begin(), held.begin() + kSpeculative, std::int64_t{0});
+}
+
+std::int64_t RunForest::DeviceBlocks(EndpointId id) const noexcept {
+  if (slots_ == nullptr || id.slot >= kMaxEndpoints || Load(slots_[id.slot].incarnation) != id.incarnation) return 0;
+  const std::uint32_t owner = Load(slots_[id.slot].owner_or_0);
+  return owner != 0 ? Load(owners_.get()[owner - 1].held[static_cast<std::size_t>(StorageTier::kDevice)]) : 0;
 }
 
 PrefixIndexStats RunForest::Stats() noexcept {
@@ -976,13 +1144,14 @@ absl::Status RunForest::Audit() {
     }
     if (!tail) return fail("run ", at, ": nobody holds its end");
   }
-  if (pairs != stats_.holder_blocks || memberships != stats_.memberships || dead != stats_.pending_sweep) {
+  if (pairs != stats_.holder_blocks + stats_.speculative_blocks || memberships != stats_.memberships || dead != stats_.pending_sweep) {
     return fail("counted ", pairs, " pairs, ", memberships, " memberships, ", dead, " dead");
   }
   std::int64_t listed = 0;
   for (std::uint32_t i = 0; i < owner_count_; ++i) {
-    std::int64_t held = 0, count = 0;
+    std::int64_t count = 0;
     for (std::uint32_t tier = 0; tier < kTiers; ++tier) {
+      std::int64_t held = 0;
       std::uint32_t previous = kNone;
       for (std::uint32_t at = owners_.get()[i].lists[tier].oldest; at != kNone;) {
         const Holder* holder = FindHolder(at, TagOf(i), tier);
@@ -993,8 +1162,9 @@ absl::Status RunForest::Audit() {
         at = holder->newer;
       }
       if (owners_.get()[i].lists[tier].newest != previous) return fail("list of owner ", i, " ends elsewhere");
+      if (held != owners_.get()[i].held[tier]) return fail("owner ", i, " holds ", held, " in tier ", tier);
     }
-    if (held != owners_.get()[i].held || count != owners_.get()[i].memberships) return fail("owner ", i, " holds ", held);
+    if (count != owners_.get()[i].memberships) return fail("owner ", i, " is in ", count, " runs");
     listed += count;
   }
   if (listed != memberships) return fail("lists name ", listed, " memberships");

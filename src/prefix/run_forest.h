@@ -17,7 +17,9 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,6 +32,7 @@
 #include "prefix/place_table.h"
 #include "prefix/prefix_engine.h"
 #include "prefix/shared_word.h"
+#include "tokroute/concepts.h"
 #include "tokroute/internal/mutex.h"
 #include "tokroute/prefix/kv_event.h"
 #include "tokroute/prefix/prefix_index.h"
@@ -49,29 +52,37 @@ class RunForest final : public PrefixEngine {
   void RetireDead(const FleetView& alive) noexcept override;
   std::int64_t Sweep(std::int64_t memberships) noexcept override;
   std::int64_t HeldBlocks(EndpointId id) noexcept override;
+  std::int64_t DeviceBlocks(EndpointId id) const noexcept override;
+  std::int64_t RecordableBlocks(EndpointId id, std::int64_t blocks) noexcept override;
+  PrefixReceipt Record(EndpointId id, std::span<const BlockKey> keys, bool shortened, const FleetView* alive) noexcept override;
+  void OnFirstToken(const PrefixReceipt& receipt) noexcept override;
+  void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept override;
+  PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept override;
+  void CountRefusal() noexcept override;
   PrefixIndexStats Stats() noexcept override;
   absl::Status Audit() override;
 
  private:
-  static constexpr std::uint32_t kMostKeys = 4096;     // Of a run: an offset and a count fit 16 bits.
+  static constexpr std::uint32_t kMostKeys = 4095;     // Of a run: offsets and counts fit 12 bits.
   static constexpr std::uint32_t kMostMoved = 512;     // A run up to this long moves to grow; a longer one is continued.
   static constexpr std::uint32_t kOwnerBits = 19, kMostOwners = 1u << kOwnerBits;
   static constexpr std::int64_t kSweepStep = 64;
-  static constexpr std::uint32_t kTiers = kStorageTiers;
+  // Storage tiers, and behind them what booked requests will store: blocks that count as held until then.
+  static constexpr std::uint32_t kSpeculative = kStorageTiers, kTiers = kStorageTiers + 1;
 
   // What one tier of one endpoint holds of a run. Sorted by tag, then tier.
   struct Holder {
     std::uint32_t tag = 0;            // Slot, then owner.
     std::uint16_t cutoff = 0;         // Blocks held from the run's first on.
-    std::uint16_t packed = 0;         // Blocks held in all, x 8; 4 if copies are counted; the tier.
+    std::uint16_t packed = 0;         // Blocks held in all, x 16; 8 if copies are counted; the tier.
     // A bitmap of what is held, one bit a block, and if copies are counted, how many beyond the first, one byte a block.
     // kNone: the first `cutoff` blocks, once.
     std::uint32_t bits = kNone;
     std::uint32_t older = kNone, newer = kNone;  // Neighbours, as run ids, in the list of what this tier of the owner holds.
-    std::uint32_t held() const noexcept { return packed >> 3; }
-    bool counted() const noexcept { return (packed & 4u) != 0; }
-    std::uint32_t tier() const noexcept { return packed & 3u; }
-    std::uint64_t order() const noexcept { return std::uint64_t{tag} << 2 | tier(); }
+    std::uint32_t held() const noexcept { return packed >> 4; }
+    bool counted() const noexcept { return (packed & 8u) != 0; }
+    std::uint32_t tier() const noexcept { return packed & 7u; }
+    std::uint64_t order() const noexcept { return std::uint64_t{tag} << 3 | tier(); }
   };
   static_assert(sizeof(Holder) == 20);
 
@@ -99,14 +110,27 @@ class RunForest final : public PrefixEngine {
     std::uint32_t alive = 0;
     std::uint32_t next = kNone;  // In the queue of the dead, or the free list.
     std::array<List, kTiers> lists;
-    std::int64_t held = 0, memberships = 0;
+    std::array<std::int64_t, kTiers> held = {};  // Read by readers.
+    std::int64_t memberships = 0;
+    std::uint64_t life = 0;  // Tells this owner from others that had the record before.
     Place last = {};  // Of the block it stored last: the next event goes on there, mostly.
   };
   struct Slot {
-    std::uint32_t incarnation = 0, dead_through = 0, owner = kNone;
+    std::uint32_t incarnation = 0, dead_through = 0;
+    std::uint32_t owner_or_0 = 0;  // Owner + 1, so that zeroed memory means nobody.
     bool resync = false;
     bool sequenced = false;
     std::uint64_t next_sequence = 0;
+  };
+
+  // What a booked request will store.
+  struct Speculation {
+    std::uint64_t serial = 0;    // Of its receipt; 0: over.
+    std::uint64_t life = 0;      // Of the owner.
+    std::uint32_t owner = kNone;
+    bool confirmed = false;      // The first token was seen.
+    std::chrono::nanoseconds deadline{};
+    std::vector<BlockKey> keys;
   };
 
   // A part of a prompt's path: `matched` keys of a run, the first of them the prompt's block `start`.
@@ -157,6 +181,17 @@ class RunForest final : public PrefixEngine {
   void Tidy(Run& run, Holder& holder) noexcept TOKROUTE_REQUIRES(mutex_);
   bool TakeCopy(Run& run, Holder& holder, std::uint32_t offset) noexcept TOKROUTE_REQUIRES(mutex_);
   void AddCopies(Run& run, Holder& holder, std::uint32_t from, std::uint32_t to) noexcept TOKROUTE_REQUIRES(mutex_);
+  KvResult StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey parent, std::span<const BlockKey> keys,
+                     std::size_t& stored) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  void Forget(std::uint32_t run, std::uint32_t owner, std::uint32_t from, std::uint32_t to) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  Speculation* Find(const PrefixReceipt& receipt) noexcept TOKROUTE_REQUIRES(mutex_);
+  PrefixReceipt Speculate(EndpointId id, std::span<const BlockKey> keys, const FleetView* alive) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  void Unspeculate(std::uint32_t owner, BlockKey key) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Withdraw(Speculation& speculation) noexcept TOKROUTE_REQUIRES(mutex_);
+  void ExpireSpeculations(std::chrono::nanoseconds now) noexcept TOKROUTE_REQUIRES(mutex_);
   bool Knows(EndpointId id) const noexcept TOKROUTE_REQUIRES(mutex_);
   KvResult Refuse(KvResult result, std::uint32_t slot) noexcept TOKROUTE_REQUIRES(mutex_);
 
@@ -169,16 +204,21 @@ class RunForest final : public PrefixEngine {
   void SweepSome(std::int64_t memberships) noexcept TOKROUTE_REQUIRES(mutex_);
   void GiveBack() noexcept TOKROUTE_REQUIRES(mutex_);
 
-  const std::int32_t block_size_;
   const std::array<double, kTiers> weights_;
+  const ClockRef clock_;
+  const std::chrono::nanoseconds speculative_ttl_;
   mutable Mutex mutex_;
   mutable ReaderGate gate_;
   MemoryBudget budget_ TOKROUTE_GUARDED_BY(mutex_);
   Arena arena_;           // Written under the lock, read by anybody as shared_word.h says; so are the next two.
   PlaceTable table_;
   const std::unique_ptr<Owner, void (*)(void*)> owners_;  // kMostOwners of them.
-  std::uint32_t owner_count_ TOKROUTE_GUARDED_BY(mutex_) = 0;
-  BudgetArray<Slot> slots_ TOKROUTE_GUARDED_BY(mutex_);
+  std::uint32_t owner_count_ TOKROUTE_GUARDED_BY(mutex_) = 0, width_ TOKROUTE_GUARDED_BY(mutex_) = 0;
+  const std::unique_ptr<Slot, void (*)(void*)> slots_memory_;  // kMaxEndpoints of them, readers see owner and incarnation.
+  Slot* const slots_;
+  std::deque<Speculation> speculations_ TOKROUTE_GUARDED_BY(mutex_);  // By deadline, which is also by serial.
+  std::uint64_t last_serial_ TOKROUTE_GUARDED_BY(mutex_) = 0, last_life_ TOKROUTE_GUARDED_BY(mutex_) = 0;
+  std::atomic<std::int64_t> next_deadline_;  // Of the speculations.
   std::vector<std::uint32_t> slabs_ TOKROUTE_GUARDED_BY(mutex_);
   std::uint32_t free_run_ TOKROUTE_GUARDED_BY(mutex_) = kNone, free_owner_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   std::uint32_t first_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone, last_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone;

@@ -60,7 +60,7 @@ class ApproximatePrefix {
       if (row >= own.width() || !fleet.Alive(holder.endpoint)) continue;
       const std::int64_t tokens = holder.blocks * block_size;
       matched[row] = tokens;
-      weighted[row] = static_cast<double>(tokens);  // Only the device tier is known, and it weighs 1.
+      weighted[row] = holder.weighted_blocks * static_cast<double>(block_size);
       uncached[row] = tokens < prompt ? prompt - tokens : 0;
     }
   }

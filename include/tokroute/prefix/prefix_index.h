@@ -15,6 +15,7 @@
 #ifndef TOKROUTE_PREFIX_PREFIX_INDEX_H_
 #define TOKROUTE_PREFIX_PREFIX_INDEX_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,6 +24,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tokroute/concepts.h"
 #include "tokroute/fleet_view.h"
 #include "tokroute/fwd.h"
 #include "tokroute/prefix/block_key.h"
@@ -52,6 +54,11 @@ struct PrefixIndexOptions {
   std::int64_t default_capacity_tokens = 300'000;
   // Exact mode: what a block counts for affinity, by where it lies. Each 0 .. 1.
   TierWeights tier_weights = {};
+  // Exact mode: what a booked request will store (Record) counts as held until its events arrive, or for so long; a burst of
+  // equal prompts then stays together before the first event. 0: off. Needs a clock, or it never ends but by events and
+  // aborts. 2 s is llm-d's (speculativeIndexing).
+  std::chrono::nanoseconds speculative_ttl = std::chrono::seconds(2);
+  ClockRef clock = {};
   // The most memory the index ever asks for, its tables included. Unit: bytes. 4 MiB .. 128 GiB. A record that does not
   // fit evicts its own endpoint's oldest blocks, then is shortened; an event that does not fit is refused and counted.
   std::int64_t max_bytes = std::int64_t{4} << 30;
@@ -107,6 +114,7 @@ struct PrefixIndexStats {
   std::int64_t refused_records = 0;    // Dead or invalid endpoint, foreign keys, or no memory at all.
   std::int64_t conflicting_keys = 0;   // Keys that came again in another place; the first stays. 0 with honest keys.
   // Exact mode.
+  std::int64_t speculative_blocks = 0;  // Now: (endpoint, block) pairs that booked requests are expected to store.
   std::int64_t stored_blocks = 0, removed_blocks = 0;  // That events told of, and that were so.
   std::int64_t duplicate_blocks = 0;   // Stored where they were held already: the endpoint then has one copy more.
   std::int64_t unknown_removes = 0;    // Removed where they were not held. No effect.
@@ -216,6 +224,10 @@ class PrefixIndex {
 
   // Blocks held by the endpoint, tentative ones included; 0 for an unknown or dead one. O(1).
   std::int64_t HeldBlocks(EndpointId endpoint) const noexcept;
+
+  // Of these, what lies in device memory, without speculations: the endpoint's part of KvTokensHeld. Exact mode never waits
+  // for it. O(1).
+  std::int64_t DeviceBlocks(EndpointId endpoint) const noexcept;
 
   // Walks the whole structure and compares it with its own counters and invariants. For tests and debugging: O(size),
   // under the lock, allocates. Internal error naming what is wrong, else OK.
