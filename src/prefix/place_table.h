@@ -2,8 +2,8 @@
 //
 // Private to src/prefix. A slot has 32 bits of run, 12 of offset and 20 of the key's hash; the key itself lies in its run,
 // and whoever looks up says whether a place is the right one, so a foreign run is looked at once in some hundred probes.
-// Sharded extendible hashing: 65,536 shards, each a table of 8 to 256 slots or a directory of such tables, which double,
-// split and shrink one at a time, from what their slots say: the longest pause is the split of 256 slots, whatever the
+// Sharded extendible hashing: 4,096 shards, each a table of 8 to 256 slots or a directory of such tables, which grow by
+// a half or a third, split and shrink one at a time, from what their slots say: the longest pause is the split of 256 slots, whatever the
 // size. Tables live in the arena, so the memory cap covers them.
 //
 // A reader that races with the writer may miss a key that is there, or be shown a place where it is no more.
@@ -11,6 +11,7 @@
 #define TOKROUTE_SRC_PREFIX_PLACE_TABLE_H_
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -43,8 +44,8 @@ class PlaceTable {
   void Prefetch(std::uint64_t key) const noexcept {
     const std::uint64_t hash = Hash(key);
     const Table table = TableOf(hash);
-    const std::byte* slots = table.log2 != 0 ? arena_.TryAddress(table.chunk) : nullptr;
-    if (slots != nullptr) __builtin_prefetch(slots + (hash & Mask(table)) * sizeof(std::uint64_t));
+    const std::byte* slots = table.size != 0 ? arena_.TryAddress(table.chunk) : nullptr;
+    if (slots != nullptr) __builtin_prefetch(slots + HomeOf(hash, table.slots()) * sizeof(std::uint64_t));
   }
 
   // The place that `is_it(place)` accepts, among those that may be the key's; or run kNone. Any thread.
@@ -52,17 +53,19 @@ class PlaceTable {
   Place Find(std::uint64_t key, IsIt&& is_it) const noexcept {
     const std::uint64_t hash = Hash(key);
     const Table table = TableOf(hash);
-    if (table.log2 == 0) return {};
+    if (table.size == 0) return {};
     const auto* slots = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(table.chunk));
-    if (slots == nullptr || (sizeof(std::uint64_t) << table.log2) > Arena::BytesBehind(table.chunk)) return {};
-    const std::uint32_t mask = Mask(table);
+    const std::uint32_t count = table.slots();
+    if (slots == nullptr || count * sizeof(std::uint64_t) > Arena::BytesBehind(table.chunk)) return {};
     const std::uint64_t print = hash & kPrintMask;
-    for (std::uint32_t i = 0; i <= mask; ++i) {
-      const std::uint64_t slot = Load(slots[(hash + i) & mask]);
+    for (std::uint32_t i = HomeOf(hash, count), left = count; left > 0; --left) {
+      const std::uint64_t slot = Load(slots[i]);
       if (slot == kEmpty) return {};
-      if ((slot & kPrintMask) != print) continue;
-      const Place place = PlaceIn(slot);
-      if (is_it(place)) return place;
+      if ((slot & kPrintMask) == print) {
+        const Place place = PlaceIn(slot);
+        if (is_it(place)) return place;
+      }
+      if (++i == count) i = 0;
     }
     return {};
   }
@@ -73,20 +76,20 @@ class PlaceTable {
     const std::uint64_t hash = Hash(key);
     for (bool may_grow = true;;) {
       const Table table = TableOf(hash);
-      if (table.log2 == 0) {
+      if (table.size == 0) {
         if (!Start(hash)) return false;
         continue;
       }
-      const std::uint32_t slots = 1u << table.log2;
+      const std::uint32_t slots = table.slots();
       // Full, a table is slow and still right; the last slot stays empty, where probing ends.
       if ((table.count + 1) * 16 <= slots * 13 || (!may_grow && table.count + 1 < slots)) {
-        Put(SlotsOf(table), Mask(table), Slot(hash, place));
+        Put(table, Slot(hash, place));
         SetCount(hash, table, table.count + 1);
         ++size_;
         return true;
       }
       if (!may_grow) return false;
-      may_grow = table.log2 < kMostLog2 ? Resize(hash, table, table.log2 + 1) : Split(hash, table);
+      may_grow = table.size < kMostSize ? Resize(hash, table, table.size + 1) : Split(hash, table);
     }
   }
 
@@ -95,13 +98,14 @@ class PlaceTable {
     const std::uint64_t hash = Hash(key);
     const Table table = TableOf(hash);
     std::uint64_t* slots = SlotsOf(table);
-    const std::uint32_t mask = Mask(table);
+    const std::uint32_t count = table.slots();
     const std::uint64_t slot = Slot(hash, place);
-    auto gap = static_cast<std::uint32_t>(hash) & mask;
-    while (slots[gap] != slot) gap = (gap + 1) & mask;
-    for (std::uint32_t i = (gap + 1) & mask; slots[i] != kEmpty; i = (i + 1) & mask) {
-      const std::uint32_t home = static_cast<std::uint32_t>(slots[i]) & mask;
-      if (((i - home) & mask) >= ((i - gap) & mask)) {
+    const auto after = [count](std::uint32_t i) { return i + 1 == count ? 0 : i + 1; };
+    const auto from = [count](std::uint32_t a, std::uint32_t b) { return b >= a ? b - a : b + count - a; };
+    std::uint32_t gap = HomeOf(hash, count);
+    while (slots[gap] != slot) gap = after(gap);
+    for (std::uint32_t i = after(gap); slots[i] != kEmpty; i = after(i)) {
+      if (from(HomeOf(slots[i], count), i) >= from(gap, i)) {
         Store(slots[gap], slots[i]);
         gap = i;
       }
@@ -109,8 +113,8 @@ class PlaceTable {
     Store(slots[gap], kEmpty);
     SetCount(hash, table, table.count - 1);
     --size_;
-    if (table.log2 > kLeastLog2 && (table.count - 1) * 8 < (1u << table.log2)) {
-      Resize(hash, TableOf(hash), table.log2 - 1);  // No memory for a smaller one: it stays.
+    if (table.size > kLeastSize && (table.count - 1) * 8 < count) {
+      Resize(hash, TableOf(hash), table.size - 1);  // No memory for a smaller one: it stays.
     }
   }
 
@@ -119,8 +123,8 @@ class PlaceTable {
     for (std::uint32_t shard = 0; shards_ != nullptr && shard < kShards; ++shard) {
       const std::uint64_t word = shards_.get()[shard];
       if (word == 0) continue;
-      ForEachTable(word, [&](const Table& table) { arena_.Free(table.chunk, UnitsOf(table.log2)); });
-      if ((word & kIsDirectory) != 0) arena_.Free(DirectoryOf(word).chunk, UnitsOf(DirectoryOf(word).depth));
+      ForEachTable(word, [&](const Table& table) { arena_.Free(table.chunk, UnitsOf(table)); });
+      if ((word & kIsDirectory) != 0) arena_.Free(DirectoryOf(word).chunk, UnitsOf(DirectoryOf(word)));
       Store(shards_.get()[shard], 0);
     }
     size_ = 0;
@@ -132,7 +136,7 @@ class PlaceTable {
     for (std::uint32_t shard = 0; shards_ != nullptr && shard < kShards; ++shard) {
       ForEachTable(shards_.get()[shard], [&](const Table& table) {
         const std::uint64_t* slots = SlotsOf(table);
-        for (std::uint32_t i = 0; i <= Mask(table); ++i) {
+        for (std::uint32_t i = 0; i < table.slots(); ++i) {
           if (slots[i] != kEmpty) f(PlaceIn(slots[i]));
         }
       });
@@ -143,31 +147,35 @@ class PlaceTable {
     std::int64_t units = 0;
     for (std::uint32_t shard = 0; shards_ != nullptr && shard < kShards; ++shard) {
       const std::uint64_t word = shards_.get()[shard];
-      ForEachTable(word, [&](const Table& table) { units += UnitsOf(table.log2); });
-      if ((word & kIsDirectory) != 0) units += UnitsOf(DirectoryOf(word).depth);
+      ForEachTable(word, [&](const Table& table) { units += UnitsOf(table); });
+      if ((word & kIsDirectory) != 0) units += UnitsOf(DirectoryOf(word));
     }
     return units;
   }
 
  private:
-  static constexpr std::uint32_t kShardBits = 16, kShards = 1u << kShardBits;
+  static constexpr std::uint32_t kShardBits = 12, kShards = 1u << kShardBits;
   static constexpr std::uint32_t kPrintBits = 20, kOffsetBits = 12;
-  static constexpr std::uint32_t kLeastLog2 = 3, kMostLog2 = 8, kMostDepth = kPrintBits - kMostLog2;
+  // A table's size by its number: close enough to each other that no more than half of a table is empty after growth.
+  static constexpr std::array<std::uint16_t, 11> kSlots{0, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
+  static constexpr std::uint32_t kLeastSize = 1, kMostSize = kSlots.size() - 1, kHalfSize = 9;  // kHalfSize: after a split.
+  static constexpr std::uint32_t kHomeBits = 8, kMostDepth = kPrintBits - kHomeBits;
   static constexpr std::uint64_t kEmpty = ~std::uint64_t{0}, kIsDirectory = 0x80;
   static constexpr std::uint64_t kPrintMask = (std::uint64_t{1} << kPrintBits) - 1;
 
-  // One word says all of a table: chunk, count, log2 of its slots (0: there is none), and how many of the print's bits
-  // above the slots' all its keys share.
+  // One word says all of a table: chunk, count, number of its size (0: there is none), and how many of the print's bits
+  // above the home's all its keys share.
   struct Table {
-    std::uint32_t chunk = 0, count = 0, log2 = 0, depth = 0;
+    std::uint32_t chunk = 0, count = 0, size = 0, depth = 0;
+    std::uint32_t slots() const noexcept { return kSlots[size]; }
   };
   static std::uint64_t Pack(const Table& t) noexcept {
-    return std::uint64_t{t.chunk} << 32 | std::uint64_t{t.count} << 16 | std::uint64_t{t.log2} << 8 | t.depth;
+    return std::uint64_t{t.chunk} << 32 | std::uint64_t{t.count} << 16 | std::uint64_t{t.size} << 8 | t.depth;
   }
   static Table Unpack(std::uint64_t word) noexcept {
-    const auto log2 = static_cast<std::uint32_t>(word >> 8 & 0xFF);
+    const auto size = static_cast<std::uint32_t>(word >> 8 & 0xFF);
     return {static_cast<std::uint32_t>(word >> 32), static_cast<std::uint32_t>(word >> 16 & 0xFFFF),
-            log2 <= kMostLog2 ? log2 : 0, static_cast<std::uint32_t>(word & 0x7F)};
+            size <= kMostSize ? size : 0, static_cast<std::uint32_t>(word & 0x7F)};
   }
   // A shard of several tables: its word names an array of their words, 2^depth of them.
   struct Directory {
@@ -177,10 +185,14 @@ class PlaceTable {
     return {static_cast<std::uint32_t>(word >> 32), std::min(static_cast<std::uint32_t>(word & 0x7F), kMostDepth)};
   }
   static std::uint64_t Pack(const Directory& d) noexcept { return std::uint64_t{d.chunk} << 32 | kIsDirectory | d.depth; }
-  static std::uint32_t UnitsOf(std::uint32_t log2_words) noexcept {
-    return Arena::UnitsFor(sizeof(std::uint64_t) << log2_words);
+  static std::uint32_t UnitsOf(const Table& table) noexcept { return Arena::UnitsFor(table.slots() * sizeof(std::uint64_t)); }
+  static std::uint32_t UnitsOf(const Directory& directory) noexcept {
+    return Arena::UnitsFor(sizeof(std::uint64_t) << directory.depth);
   }
-  static std::uint32_t Mask(const Table& table) noexcept { return (1u << table.log2) - 1; }
+  // Where a hash, or the slot with its print, is at home.
+  static std::uint32_t HomeOf(std::uint64_t print, std::uint32_t slots) noexcept {
+    return (static_cast<std::uint32_t>(print) & ((1u << kHomeBits) - 1)) * slots >> kHomeBits;
+  }
 
   std::uint64_t Hash(std::uint64_t key) const noexcept {
     __extension__ using Wide = unsigned __int128;
@@ -196,7 +208,7 @@ class PlaceTable {
   }
   static std::uint32_t ShardOf(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash >> (64 - kShardBits)); }
   static std::uint32_t EntryOf(std::uint64_t hash, std::uint32_t depth) noexcept {
-    return static_cast<std::uint32_t>(hash) >> kMostLog2 & ((1u << depth) - 1);
+    return static_cast<std::uint32_t>(hash) >> kHomeBits & ((1u << depth) - 1);
   }
 
   Table TableOf(std::uint64_t hash) const noexcept {
@@ -224,35 +236,35 @@ class PlaceTable {
   }
 
   std::uint64_t* SlotsOf(const Table& table) const noexcept { return arena_.At<std::uint64_t>(table.chunk); }
-  static void Put(std::uint64_t* slots, std::uint32_t mask, std::uint64_t slot) noexcept {
-    std::uint32_t i = static_cast<std::uint32_t>(slot) & mask;
-    while (slots[i] != kEmpty) i = (i + 1) & mask;
+  void Put(const Table& table, std::uint64_t slot) noexcept {
+    std::uint64_t* slots = SlotsOf(table);
+    std::uint32_t i = HomeOf(slot, table.slots());
+    while (slots[i] != kEmpty) i = i + 1 == table.slots() ? 0 : i + 1;
     Store(slots[i], slot);
   }
-  // kNone when there is no memory.
-  std::uint32_t NewSlots(std::uint32_t log2) noexcept {
-    const std::uint32_t chunk = arena_.Allocate(UnitsOf(log2));
-    if (chunk == kNone) return kNone;
-    auto* slots = arena_.At<std::uint64_t>(chunk);
-    for (std::uint32_t i = 0; i < (1u << log2); ++i) Store(slots[i], kEmpty);
-    return chunk;
+  // An empty table, of size 0 when there is no memory.
+  Table NewTable(std::uint32_t size, std::uint32_t depth) noexcept {
+    Table table{0, 0, size, depth};
+    table.chunk = arena_.Allocate(UnitsOf(table));
+    if (table.chunk == kNone) return {};
+    for (std::uint32_t i = 0; i < table.slots(); ++i) Store(SlotsOf(table)[i], kEmpty);
+    return table;
   }
   bool Start(std::uint64_t hash) noexcept {
-    const std::uint32_t chunk = NewSlots(kLeastLog2);
-    if (chunk == kNone) return false;
-    SetTable(hash, {chunk, 0, kLeastLog2, 0});
-    return true;
+    const Table table = NewTable(kLeastSize, 0);
+    if (table.size != 0) SetTable(hash, table);
+    return table.size != 0;
   }
-  bool Resize(std::uint64_t hash, const Table& table, std::uint32_t log2) noexcept {
-    const std::uint32_t chunk = NewSlots(log2);
-    if (chunk == kNone) return false;
-    const Table resized{chunk, table.count, log2, table.depth};
+  bool Resize(std::uint64_t hash, const Table& table, std::uint32_t size) noexcept {
+    Table resized = NewTable(size, table.depth);
+    if (resized.size == 0) return false;
     const std::uint64_t* old = SlotsOf(table);
-    for (std::uint32_t i = 0; i <= Mask(table); ++i) {
-      if (old[i] != kEmpty) Put(SlotsOf(resized), Mask(resized), old[i]);
+    for (std::uint32_t i = 0; i < table.slots(); ++i) {
+      if (old[i] != kEmpty) Put(resized, old[i]);
     }
+    resized.count = table.count;
     SetTable(hash, resized);
-    arena_.Free(table.chunk, UnitsOf(table.log2));
+    arena_.Free(table.chunk, UnitsOf(table));
     return true;
   }
   // Cuts a table in two by the next bit of its keys' prints.
@@ -260,35 +272,40 @@ class PlaceTable {
     std::uint64_t& shard = shards_.get()[ShardOf(hash)];
     const std::uint32_t depth = (shard & kIsDirectory) != 0 ? DirectoryOf(shard).depth : 0;
     if (depth == table.depth && !Deepen(shard, depth)) return false;
-    const std::uint32_t low = NewSlots(kMostLog2), high = low != kNone ? NewSlots(kMostLog2) : kNone;
-    if (high == kNone) {
-      if (low != kNone) arena_.Free(low, UnitsOf(kMostLog2));
+    const std::uint64_t bit = std::uint64_t{1} << (kHomeBits + table.depth);
+    const std::uint64_t* old = SlotsOf(table);
+    std::uint32_t counts[2] = {0, 0};
+    for (std::uint32_t i = 0; i < table.slots(); ++i) {
+      if (old[i] != kEmpty) ++counts[(old[i] & bit) != 0 ? 1 : 0];
+    }
+    Table halves[2];
+    for (int side : {0, 1}) {
+      halves[side] = NewTable(counts[side] * 16 < kSlots[kHalfSize] * 13u ? kHalfSize : kMostSize, table.depth + 1);
+      if (halves[side].size != 0) continue;
+      if (side == 1) arena_.Free(halves[0].chunk, UnitsOf(halves[0]));
       return false;
     }
-    Table halves[2] = {{low, 0, kMostLog2, table.depth + 1}, {high, 0, kMostLog2, table.depth + 1}};
-    const std::uint64_t bit = std::uint64_t{1} << (kMostLog2 + table.depth);
-    const std::uint64_t* old = SlotsOf(table);
-    for (std::uint32_t i = 0; i <= Mask(table); ++i) {
+    for (std::uint32_t i = 0; i < table.slots(); ++i) {
       if (old[i] == kEmpty) continue;
       Table& half = halves[(old[i] & bit) != 0 ? 1 : 0];
-      Put(SlotsOf(half), Mask(half), old[i]);
+      Put(half, old[i]);
       ++half.count;
     }
     SetTable(hash & ~bit, halves[0]);
     SetTable(hash | bit, halves[1]);
-    arena_.Free(table.chunk, UnitsOf(kMostLog2));
+    arena_.Free(table.chunk, UnitsOf(table));
     return true;
   }
   bool Deepen(std::uint64_t& shard, std::uint32_t depth) noexcept {
     if (depth == kMostDepth) return false;
-    const std::uint32_t chunk = arena_.Allocate(UnitsOf(depth + 1));
+    const std::uint32_t chunk = arena_.Allocate(UnitsOf(Directory{0, depth + 1}));
     if (chunk == kNone) return false;
     auto* entries = arena_.At<std::uint64_t>(chunk);
     const std::uint64_t word = shard;
     const std::uint64_t* old = (word & kIsDirectory) != 0 ? arena_.At<std::uint64_t>(DirectoryOf(word).chunk) : &word;
     for (std::uint32_t i = 0; i < (2u << depth); ++i) Store(entries[i], old[i & ((1u << depth) - 1)]);
     Store(shard, Pack(Directory{chunk, depth + 1}));
-    if ((word & kIsDirectory) != 0) arena_.Free(DirectoryOf(word).chunk, UnitsOf(depth));
+    if ((word & kIsDirectory) != 0) arena_.Free(DirectoryOf(word).chunk, UnitsOf(DirectoryOf(word)));
     return true;
   }
 

@@ -16,6 +16,7 @@ namespace {
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 constexpr int kTries = 8;                    // Looks at a run that keeps changing.
 constexpr std::uint32_t kWalkedRuns = 3;     // Walked down one by one; beyond, the prompt is searched.
+constexpr std::uint32_t kRunsAhead = 4;      // Records fetched ahead on the way down.
 constexpr std::uint32_t kProbes = 8;         // Of one round of that search.
 constexpr std::uint32_t kAhead = 12;         // Keys whose table lines are fetched ahead.
 constexpr std::uint32_t kKeysPerUnit = Arena::kUnitBytes / sizeof(BlockKey);
@@ -43,37 +44,46 @@ class RunForest::Writing {
   Run& run_;
 };
 
-// Calls look(record) until the run did not change meanwhile; false if look said no, or it kept changing. A record is a
-// copy; what it names may be read, since it is checked afterwards that it was still the run's.
+// Calls look(run) until the run did not change meanwhile; false if look said no, or it kept changing. What look reads, it
+// must Load; what a run names may be read as well, since it is checked afterwards that it was still the run's.
 template <class Look>
-bool RunForest::Steadily(std::uint32_t at, Look&& look) const noexcept {
-  const auto* shared = reinterpret_cast<const Run*>(arena_.TryAddress(at));
-  if (shared == nullptr) return false;
+bool RunForest::Steadily(std::uint32_t at, Look&& look, std::uint32_t* seen) const noexcept {
+  const auto* run = reinterpret_cast<const Run*>(arena_.TryAddress(at));
+  if (run == nullptr) return false;
   for (int i = 0; i < kTries; ++i) {
-    const std::uint32_t version = Load(shared->version);
+    const std::uint32_t version = Load(run->version);
     if ((version & 1) != 0) {
       PauseBriefly();
       continue;
     }
-    const bool yes = look(LoadRecord(*shared));
-    if (Load(shared->version) == version) return yes;
+    const bool yes = look(*run);
+    if (seen != nullptr) *seen = version;
+    if (Load(run->version) == version) return yes;
   }
   return false;
+}
+
+// A run's keys, if there are `length` of them to be read; else null. Within a look.
+const BlockKey* RunForest::TryKeys(const Run& run, std::uint32_t length) const noexcept {
+  const std::uint32_t handle = Load(run.keys);
+  const auto* keys = reinterpret_cast<const BlockKey*>(arena_.TryAddress(handle));
+  return keys != nullptr && length * sizeof(BlockKey) <= Arena::BytesBehind(handle) ? keys : nullptr;
 }
 
 // The run that goes on at `depth`, and how much of it the prompt has. Hashes as far as that run goes.
 bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Step& step) const noexcept {
   const auto count = static_cast<std::uint32_t>(prompt.block_count());
   const BlockKey first = prompt.Ensure(depth + 1)[depth];
+  std::uint32_t version = 0;
   const Place place = table_.Find(first, [&](Place candidate) {
     // Only a run's first key goes on where another run was left.
     if (candidate.offset != 0) return false;
     return Steadily(candidate.run, [&](const Run& run) {
-      const std::uint32_t length = run.length, whole = std::min(length, count - depth);
-      const auto* keys = reinterpret_cast<const BlockKey*>(arena_.TryAddress(run.keys));
-      if (length == 0 || keys == nullptr || length * sizeof(BlockKey) > Arena::BytesBehind(run.keys)) return false;
+      const std::uint32_t length = Load(run.length), whole = std::min(length, count - depth);
+      const BlockKey* keys = TryKeys(run, length);
+      if (length == 0 || keys == nullptr) return false;
       const std::span<const BlockKey> mine = prompt.Ensure(depth + whole).subspan(depth);
-      step = {candidate.run, depth, whole};
+      step = {candidate.run, depth, whole, 0};
       // Chained keys: where one agrees, all before it do, so it is one compare or a binary search.
       if (Load(keys[whole - 1]) == mine[whole - 1]) return true;
       std::uint32_t agrees = 0, differs = whole;
@@ -83,8 +93,9 @@ bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Step& step) co
       }
       step.matched = agrees;
       return agrees > 0;
-    });
+    }, &version);
   });
+  step.version = version;
   return place.run != kNone;
 }
 
@@ -100,32 +111,35 @@ void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out,
     }
   }
   const ReaderGate::Visit visit(gate_);
-  std::uint32_t depth = 0;
-  for (std::uint32_t i = 0; depth < count; ++i) {
-    if (i == kWalkedRuns) {
-      SearchDeep(prompt.Ensure(count), depth, path);
-      break;
+  for (int tries = 0; tries < kTries; ++tries) {
+    path.clear();
+    std::uint32_t depth = 0;
+    for (std::uint32_t i = 0; depth < count; ++i) {
+      if (i == kWalkedRuns) {
+        SearchDeep(prompt.Ensure(count), depth, path);
+        break;
+      }
+      Step step;
+      if (!StepDown(prompt, depth, step)) break;
+      path.insert(path.end(), {step.run, step.start, step.matched, step.version});
+      depth += step.matched;
     }
-    Step step;
-    if (!StepDown(prompt, depth, step)) break;
-    path.insert(path.end(), {step.run, step.start, step.matched});
-    depth += step.matched;
+    if (Emit(path, out)) return;
   }
-  Emit(prompt.Ensure(prompt.ready_blocks()), path, out);
+  out.clear();  // All kept changing under us: nothing is certain.
 }
 
 // Finds the prompt's deepest block that is anywhere, by probing, and walks up from there to `depth`. Exact with holes: no
 // endpoint can hold more than up to a block that nobody has, and what it holds above is looked at run by run.
 void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
                            std::vector<std::uint32_t>& path) const noexcept {
+  std::uint32_t version = 0;  // Of the run found last.
   const auto find = [&](std::uint32_t at) {
     return table_.Find(keys[at], [&](Place candidate) {
       return Steadily(candidate.run, [&](const Run& run) {
-        const auto* own = reinterpret_cast<const BlockKey*>(arena_.TryAddress(run.keys));
-        if (candidate.offset >= run.length || own == nullptr) return false;
-        if (run.length * sizeof(BlockKey) > Arena::BytesBehind(run.keys)) return false;
-        return Load(own[candidate.offset]) == keys[at];
-      });
+        const BlockKey* own = candidate.offset < Load(run.length) ? TryKeys(run, candidate.offset + 1) : nullptr;
+        return own != nullptr && Load(own[candidate.offset]) == keys[at];
+      }, &version);
     });
   };
   const std::size_t known = path.size();
@@ -134,6 +148,7 @@ void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
     // Blocks before `low` are there, `high` is not (or is the end).
     std::uint32_t low = depth, high = limit;
     Place deepest;
+    std::uint32_t deepest_version = 0;
     while (low < high) {
       std::uint32_t probes[kProbes];
       const std::uint32_t wanted = std::min(kProbes, high - low);
@@ -149,6 +164,7 @@ void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
         }
         low = probes[i] + 1;
         deepest = place;
+        deepest_version = version;
       }
     }
     if (deepest.run == kNone) return;
@@ -156,24 +172,25 @@ void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
     std::uint32_t end = low;
     while (deepest.run != kNone && deepest.offset + 1 <= end - depth) {
       const std::uint32_t matched = deepest.offset + 1;
-      path.insert(path.end(), {deepest.run, end - matched, matched});
+      path.insert(path.end(), {deepest.run, end - matched, matched, deepest_version});
       end -= matched;
       if (end == depth) {
-        for (std::size_t a = known, b = path.size() - 3; a < b; a += 3, b -= 3) {
-          std::swap_ranges(path.begin() + static_cast<std::ptrdiff_t>(a), path.begin() + static_cast<std::ptrdiff_t>(a + 3),
-                           path.begin() + static_cast<std::ptrdiff_t>(b));
+        for (std::size_t a = known, b = path.size() - kStepWords; a < b; a += kStepWords, b -= kStepWords) {
+          std::swap_ranges(path.data() + a, path.data() + a + kStepWords, path.data() + b);
         }
         return;
       }
       Place parent;
       std::uint32_t shape = 0;
       const auto child = [&](const Run& run) {
-        parent = {run.parent, run.parent_offset};
-        shape = run.parent_shape;
-        return run.parent != kNone && run.parent_key == keys[end - 1];
+        parent = {Load(run.parent), Load(run.parent_offset)};
+        shape = Load(run.parent_shape);
+        return parent.run != kNone && Load(run.parent_key) == keys[end - 1];
       };
-      const auto as_noted = [&](const Run& run) { return run.shape == shape && parent.offset < run.length; };
-      deepest = Steadily(deepest.run, child) && Steadily(parent.run, as_noted) ? parent : find(end - 1);
+      const auto as_noted = [&](const Run& run) { return Load(run.shape) == shape && parent.offset < Load(run.length); };
+      const bool hinted = Steadily(deepest.run, child, nullptr) && Steadily(parent.run, as_noted, &version);
+      deepest = hinted ? parent : find(end - 1);
+      deepest_version = version;
     }
     // A block in between is nowhere: what lies below it is out of reach.
     path.resize(known);
@@ -190,80 +207,85 @@ bool RunForest::Holds(const Holder& holder, std::uint32_t offset) const noexcept
   return (Load(words[offset / 64]) >> (offset % 64) & 1) != 0;
 }
 
-// Every living holder on the path with its depth. An endpoint that holds all of a run so far goes on to the next. What a
-// look at a run finds is noted behind the path, and counts once the look has been steady.
-void RunForest::Emit(std::span<const BlockKey> keys, std::vector<std::uint32_t>& path,
+// Every living holder on the path with its depth. An endpoint that holds all of a run so far goes on to the next. False: a
+// run changed meanwhile, and what `out` says may be no moment's truth.
+bool RunForest::Emit(std::span<const std::uint32_t> path,
                      std::vector<PrefixMatch::Holder>& out) const noexcept {
-  const std::size_t path_end = path.size();
-  for (std::size_t i = 0; i < path_end; i += 3) {
-    const Step step{path[i], path[i + 1], path[i + 2]};
-    const bool steady = Steadily(step.run, [&](const Run& run) {
-      path.resize(path_end);
-      if (step.start == 0) out.clear();
-      // Still the run that the walk saw?
-      const auto* own = reinterpret_cast<const BlockKey*>(arena_.TryAddress(run.keys));
-      if (step.matched > run.length || own == nullptr ||
-          run.length * sizeof(BlockKey) > Arena::BytesBehind(run.keys) ||
-          Load(own[step.matched - 1]) != keys[step.start + step.matched - 1]) {
-        return false;
+  out.clear();
+  const bool any_dead = any_dead_.load(std::memory_order_acquire);
+  for (std::size_t i = 0; i < path.size(); i += kStepWords) {
+    const Step step{path[i], path[i + 1], path[i + 2], path[i + 3]};
+    // Ahead of time: a record, and then the holders that it names.
+    if (i + 2 * kRunsAhead * kStepWords < path.size()) {
+      const std::byte* ahead = arena_.TryAddress(path[i + 2 * kRunsAhead * kStepWords]);
+      if (ahead != nullptr) __builtin_prefetch(ahead);
+    }
+    if (i + kRunsAhead * kStepWords < path.size()) {
+      const auto* near = reinterpret_cast<const Run*>(arena_.TryAddress(path[i + kRunsAhead * kStepWords]));
+      const std::byte* named = near != nullptr ? arena_.TryAddress(Load(near->holders)) : nullptr;
+      if (named != nullptr) {
+        __builtin_prefetch(named);
+        __builtin_prefetch(named + Arena::kUnitBytes);
       }
-      const auto* holders = reinterpret_cast<const Holder*>(arena_.TryAddress(run.holders));
-      if (run.holders == kNone) holders = &run.inline_holder;
-      const std::uint32_t count = run.holder_count;
-      if (holders == nullptr || (run.holders == kNone ? count > 1 : count * sizeof(Holder) > Arena::BytesBehind(run.holders))) {
-        return false;
-      }
-      std::size_t known = 0;
-      for (std::uint32_t h = 0; h < count;) {
-        std::array<Holder, kTiers> tiers{LoadRecord(holders[h])};
-        std::uint32_t tier_count = 1;
-        while (tier_count < kTiers && h + tier_count < count) {
-          tiers[tier_count] = LoadRecord(holders[h + tier_count]);
-          if (tiers[tier_count].tag != tiers[0].tag) break;
-          ++tier_count;
-        }
-        h += tier_count;
-        // The owner's record is its as long as it is among a run's holders: it is used again only when swept from all.
-        const std::uint32_t row = tiers[0].tag >> kOwnerBits;
-        const Owner& owner = owners_.get()[tiers[0].tag & (kMostOwners - 1)];
-        if (Load(owner.alive) == 0) continue;
-        std::uint32_t blocks = std::min<std::uint32_t>(tiers[0].cutoff, step.matched);
-        double weighted = weights_[tiers[0].tier()] * blocks;
-        if (tier_count > 1) std::tie(blocks, weighted) = Combine(std::span(tiers).first(tier_count), step.matched);
-        if (blocks == 0) continue;
-        if (step.start == 0) {
-          out.push_back({.endpoint = {row, Load(owner.incarnation)}, .blocks = blocks, .weighted_blocks = weighted});
-          continue;
-        }
+    }
+    const auto* record = reinterpret_cast<const Run*>(arena_.TryAddress(step.run));
+    if (record == nullptr) return false;
+    const Run& run = *record;
+    // Still as the walk saw it?
+    if (Load(run.version) != step.version) return false;
+    const std::uint32_t handle = Load(run.holders), count = Load(run.holder_count);
+    const Holder* holders = &run.inline_holder;
+    if (handle != kNone) {
+      holders = reinterpret_cast<const Holder*>(arena_.TryAddress(handle));
+      if (holders == nullptr || count * sizeof(Holder) > Arena::BytesBehind(handle)) return false;
+    } else if (count > 1) {
+      return false;
+    }
+    std::size_t known = 0;
+    bool any = false;
+    for (std::uint32_t h = 0; h < count;) {
+      const std::uint32_t tag = Load(holders[h].tag), row = tag >> kOwnerBits;
+      std::uint32_t tiers = 1;
+      while (h + tiers < count && tiers < kTiers && Load(holders[h + tiers].tag) == tag) ++tiers;
+      const Holder* const held = &holders[h];
+      h += tiers;
+      if (step.start > 0) {
         while (known < out.size() && out[known].endpoint.slot < row) ++known;
         if (known == out.size()) break;
         if (out[known].endpoint.slot != row || out[known].blocks != step.start) continue;
-        const auto bits = std::bit_cast<std::uint64_t>(weighted);
-        path.insert(path.end(), {static_cast<std::uint32_t>(known), blocks, static_cast<std::uint32_t>(bits),
-                                 static_cast<std::uint32_t>(bits >> 32)});
       }
-      return true;
-    });
-    if (!steady && step.start == 0) out.clear();
-    if (!steady) break;
-    for (std::size_t r = path_end; r < path.size(); r += 4) {
-      PrefixMatch::Holder& raised = out[path[r]];
-      raised.blocks += path[r + 1];
-      raised.weighted_blocks += std::bit_cast<double>(std::uint64_t{path[r + 3]} << 32 | path[r + 2]);
+      // The owner's record is its as long as it is among a run's holders: it is used again only when swept from all.
+      const Owner& owner = owners_.get()[tag & (kMostOwners - 1)];
+      if (any_dead && Load(owner.alive) == 0) continue;
+      std::uint32_t blocks = std::min<std::uint32_t>(Load(held->cutoff), step.matched);
+      double weighted = weights_[std::min(Load(held->packed) & 7u, kSpeculative)] * blocks;
+      if (tiers > 1) std::tie(blocks, weighted) = Combine({held, tiers}, step.matched);
+      if (blocks == 0) continue;
+      any = true;
+      if (step.start == 0) {
+        out.push_back({.endpoint = {row, Load(owner.incarnation)}, .blocks = blocks, .weighted_blocks = weighted});
+      } else {
+        out[known].blocks += blocks;
+        out[known].weighted_blocks += weighted;
+      }
     }
-    if (step.start == 0 ? out.empty() : path.size() == path_end) break;
+    if (Load(run.version) != step.version) return false;
+    if (!any) break;
   }
-  path.resize(path_end);
+  return true;
 }
 
 // What several tiers of one endpoint hold together, from the first block on, each block in its best tier.
-std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> tiers, std::uint32_t matched) const noexcept {
+std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> shared, std::uint32_t matched) const noexcept {
+  std::array<Holder, kTiers> copies;
+  const std::span<Holder> tiers = std::span(copies).first(shared.size());
+  for (std::size_t i = 0; i < shared.size(); ++i) tiers[i] = LoadRecord(shared[i]);
   std::uint32_t blocks = 0;
   double weighted = 0;
   for (; blocks < matched; ++blocks) {
     double best = -1;
     for (const Holder& holder : tiers) {
-      if (Holds(holder, blocks)) best = std::max(best, weights_[holder.tier()]);
+      if (Holds(holder, blocks)) best = std::max(best, weights_[std::min(holder.tier(), kSpeculative)]);
     }
     if (best < 0) break;
     weighted += best;
@@ -342,15 +364,14 @@ bool RunForest::HasSides(Run& run) const noexcept {
   return std::any_of(holders.begin(), holders.end(), [](const Holder& holder) { return holder.bits != kNone; });
 }
 
-// Room for so many keys in all. Moves a short run to a bigger place; a long one is not moved.
+// Room for so many keys in all: the array moves to a place twice as large, so that a key moves once or twice.
 bool RunForest::Grow(std::uint32_t at, std::uint32_t keys) noexcept {
   Run& run = At(at);
   const std::uint32_t needed = UnitsOf(keys);
   if (needed <= run.key_units) return true;
-  if (run.length > kMostMoved || keys > kMostKeys || HasSides(run)) return false;
-  // A first array is as large as asked for; one that grows will go on growing.
-  const std::uint32_t units =
-      std::min(run.key_units == 0 ? needed : std::max(needed, run.key_units + run.key_units / 2u), UnitsOf(kMostKeys));
+  if (keys > kMostKeys || HasSides(run)) return false;
+  // A first array is as large as asked for; one that grows goes by powers of two, which the arena packs well.
+  const std::uint32_t units = run.key_units == 0 ? needed : std::min(std::bit_ceil(needed), UnitsOf(kMostKeys));
   const std::uint32_t chunk = arena_.Allocate(units);
   if (chunk == kNone) return false;
   const BlockKey* old = run.length > 0 ? KeysOf(run) : nullptr;
@@ -691,6 +712,7 @@ void RunForest::Retire(std::uint32_t at) noexcept {
   Store(owner.alive, 0);
   owner.next = kNone;
   Store(slots_[owner.slot].owner_or_0, 0);
+  any_dead_.store(true, std::memory_order_release);
   stats_.pending_sweep += owner.memberships;
   (last_dead_ != kNone ? owners_.get()[last_dead_].next : first_dead_) = at;
   last_dead_ = at;
@@ -726,6 +748,7 @@ void RunForest::SweepSome(std::int64_t memberships) noexcept {
     owner.next = free_owner_;
     free_owner_ = at;
   }
+  any_dead_.store(false, std::memory_order_release);
 }
 
 // Memory that is not needed any more goes back to the system, unless somebody might be reading it.

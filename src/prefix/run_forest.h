@@ -64,7 +64,6 @@ class RunForest final : public PrefixEngine {
 
  private:
   static constexpr std::uint32_t kMostKeys = 4095;     // Of a run: offsets and counts fit 12 bits.
-  static constexpr std::uint32_t kMostMoved = 512;     // A run up to this long moves to grow; a longer one is continued.
   static constexpr std::uint32_t kOwnerBits = 19, kMostOwners = 1u << kOwnerBits;
   static constexpr std::int64_t kSweepStep = 64;
   // Storage tiers, and behind them what booked requests will store: blocks that count as held until then.
@@ -133,10 +132,12 @@ class RunForest final : public PrefixEngine {
     std::vector<BlockKey> keys;
   };
 
-  // A part of a prompt's path: `matched` keys of a run, the first of them the prompt's block `start`.
+  // A part of a prompt's path: `matched` keys of a run, the first of them the prompt's block `start`, as the run was at
+  // some version. A path is a list of steps' words.
   struct Step {
-    std::uint32_t run, start, matched;
+    std::uint32_t run = kNone, start = 0, matched = 0, version = 0;
   };
+  static constexpr std::size_t kStepWords = 4;
   class Writing;
 
   Run& At(std::uint32_t run) const noexcept { return *arena_.At<Run>(run); }
@@ -145,12 +146,12 @@ class RunForest final : public PrefixEngine {
 
   // ---- Readers: without the lock, within a visit of the gate.
   template <class Look>
-  bool Steadily(std::uint32_t run, Look&& look) const noexcept;
+  bool Steadily(std::uint32_t run, Look&& look, std::uint32_t* seen) const noexcept;
+  const BlockKey* TryKeys(const Run& run, std::uint32_t length) const noexcept;
   bool StepDown(PromptKeys& keys, std::uint32_t depth, Step& step) const noexcept;
   void SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth, std::vector<std::uint32_t>& path) const noexcept;
-  void Emit(std::span<const BlockKey> keys, std::vector<std::uint32_t>& path,
-            std::vector<PrefixMatch::Holder>& out) const noexcept;
-  std::pair<std::uint32_t, double> Combine(std::span<const Holder> tiers, std::uint32_t matched) const noexcept;
+  bool Emit(std::span<const std::uint32_t> path, std::vector<PrefixMatch::Holder>& out) const noexcept;
+  std::pair<std::uint32_t, double> Combine(std::span<const Holder> shared, std::uint32_t matched) const noexcept;
   bool Holds(const Holder& holder, std::uint32_t offset) const noexcept;
 
   // ---- The writer.
@@ -219,6 +220,7 @@ class RunForest final : public PrefixEngine {
   std::deque<Speculation> speculations_ TOKROUTE_GUARDED_BY(mutex_);  // By deadline, which is also by serial.
   std::uint64_t last_serial_ TOKROUTE_GUARDED_BY(mutex_) = 0, last_life_ TOKROUTE_GUARDED_BY(mutex_) = 0;
   std::atomic<std::int64_t> next_deadline_;  // Of the speculations.
+  std::atomic<bool> any_dead_{false};        // Some holders may be dead owners, not swept yet.
   std::vector<std::uint32_t> slabs_ TOKROUTE_GUARDED_BY(mutex_);
   std::uint32_t free_run_ TOKROUTE_GUARDED_BY(mutex_) = kNone, free_owner_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   std::uint32_t first_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone, last_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
