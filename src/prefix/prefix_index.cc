@@ -60,6 +60,13 @@ absl::StatusOr<std::shared_ptr<PrefixIndex>> PrefixIndex::Create(const PrefixInd
       return absl::InvalidArgumentError(absl::StrCat("PrefixIndexOptions.", field, ": want 0 .. 1, got ", weight));
     }
   }
+  if (options.orphan_ttl.count() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PrefixIndexOptions.orphan_ttl: want >= 0 ns, got ", options.orphan_ttl.count()));
+  }
+  if (options.max_orphan_blocks < 0 || options.max_orphan_blocks > std::int64_t{1} << 24) {
+    return OutOfRange("max_orphan_blocks", options.max_orphan_blocks, 0, std::int64_t{1} << 24);
+  }
   if (options.speculative_ttl.count() < 0) {
     return absl::InvalidArgumentError(absl::StrCat("PrefixIndexOptions.speculative_ttl: want >= 0 ns, got ",
                                                    options.speculative_ttl.count()));

@@ -300,6 +300,8 @@ RunForest::RunForest(const PrefixIndexOptions& options) noexcept
                options.tier_weights.unknown, options.tier_weights.device},
       clock_(options.clock),
       speculative_ttl_(options.speculative_ttl),
+      orphan_ttl_(options.orphan_ttl),
+      most_orphans_(options.max_orphan_blocks),
       budget_(options.max_bytes),
       arena_(budget_, ArenaLimit(options.max_bytes), Arena::Use::kShared),
       table_(arena_, options.key_seed),
@@ -341,6 +343,7 @@ std::uint32_t RunForest::NewRun(BlockKey parent_key, Place parent) noexcept {
   Store(run.parent, parent.run);
   Store(run.parent_offset, static_cast<std::uint16_t>(parent.offset));
   Store(run.parent_shape, parent.run != kNone ? At(parent.run).shape : 0);
+  Store(run.orphan, parent_key != 0 && (parent.run == kNone || At(parent.run).orphan != 0) ? 1 : 0);
   ++stats_.runs;
   return at;
 }
@@ -453,7 +456,7 @@ bool RunForest::AddHolder(std::uint32_t at, std::uint32_t owner, std::uint32_t t
     const Writing writing(run);
     if (run.holders != kNone) arena_.Free(run.holders, run.holder_units);
     Store(run.holders, chunk);
-    Store(run.holder_units, units);
+    Store(run.holder_units, static_cast<std::uint16_t>(units));
   }
   Owner& whose = owners_.get()[owner];
   List& list = whose.lists[tier];
@@ -508,7 +511,7 @@ void RunForest::DropHolder(std::uint32_t at, std::uint32_t tag, std::uint32_t ti
   const std::uint32_t needed = Arena::UnitsFor((run.holder_count + run.holder_count / 4u) * sizeof(Holder));
   if (needed * 2 > run.holder_units) return;
   arena_.Free(run.holders + needed, run.holder_units - needed);
-  Store(run.holder_units, needed);
+  Store(run.holder_units, static_cast<std::uint16_t>(needed));
 }
 
 // The caller is Writing the run.
@@ -698,7 +701,7 @@ std::uint32_t RunForest::Admit(EndpointId id, bool make_owner) noexcept {
   made.next = kNone;
   made.lists = {};
   for (std::int64_t& held : made.held) Store(held, 0);
-  made.memberships = 0;
+  made.memberships = made.orphans = 0;
   made.life = ++last_life_;
   made.last = {};
   Store(made.alive, 1);
@@ -782,11 +785,28 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
   if (tier >= kStorageTiers) return Refuse(KvResult::kMalformed, kMaxEndpoints);
   const std::uint32_t owner = Admit(source.endpoint, true);
   if (owner == kNone) return Refuse(KvResult::kUnknownSource, kMaxEndpoints);
+  if (!orphans_.empty()) ExpireOrphans();
+  Owner& whose = owners_.get()[owner];
+  const BlockKey parent_key = parent.value_or(0);
+  bool orphan = false;
+  if (parent_key != 0) {
+    const Place hint = whose.last;
+    const bool hinted = hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == parent_key;
+    whose.last = hinted ? hint : PlaceOf(parent_key);
+    orphan = !Reaches(whose.last);
+  }
+  if (orphan) {
+    ++stats_.unknown_parents;
+    if (!KeepOrphans(owner, tier, parent_key, keys)) {
+      stats_.dropped_orphans += static_cast<std::int64_t>(keys.size());
+      return Refuse(KvResult::kUnknownParent, source.endpoint.slot);
+    }
+  }
   std::size_t stored = 0;
-  const KvResult result = StoreKeys(owner, tier, parent.value_or(0), keys, stored);
+  const KvResult result = StoreKeys(owner, tier, parent_key, keys, stored);
   stats_.stored_blocks += static_cast<std::int64_t>(stored);
-  const bool taken = result == KvResult::kApplied || result == KvResult::kUnknownParent;
-  return taken ? result : Refuse(result, source.endpoint.slot);
+  if (result != KvResult::kApplied) return Refuse(result, source.endpoint.slot);
+  return orphan ? KvResult::kUnknownParent : KvResult::kApplied;
 }
 
 // The owner's tier holds these keys, each behind the one before, from now on; the first `stored` of them, if not all.
@@ -795,17 +815,12 @@ KvResult RunForest::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey 
   Owner& whose = owners_.get()[owner];
   for (std::size_t i = 0; i < std::min<std::size_t>(keys.size(), kAhead); ++i) table_.Prefetch(keys[i]);
 
-  KvResult result = KvResult::kApplied;
   Place previous;  // Of the block before the next key.
   BlockKey previous_key = parent;
   if (previous_key != 0) {
     const Place hint = whose.last;
     const bool hinted = hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == previous_key;
     previous = hinted ? hint : PlaceOf(previous_key);
-    if (previous.run == kNone) {
-      ++stats_.unknown_parents;
-      result = KvResult::kUnknownParent;
-    }
   }
   const auto place_of = [&](std::size_t i) -> Place {
     // It mostly lies right behind the one before.
@@ -867,7 +882,7 @@ KvResult RunForest::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey 
     previous_key = keys[i - 1];
   }
   whose.last = previous;
-  return result;
+  return KvResult::kApplied;
 }
 
 KvResult RunForest::Removed(const KvSource& source, std::span<const BlockKey> keys) noexcept {
@@ -940,6 +955,70 @@ KvSequence RunForest::Sequence(EndpointId id, std::uint64_t number) noexcept {
   ++stats_.sequence_gaps;
   slot.resync = true;
   return KvSequence::kGap;
+}
+
+// ---- Orphans: what was stored behind an unknown parent ----
+
+// The place's chain goes up to a prompt's first block. Only runs that once hung in the air are asked again.
+bool RunForest::Reaches(Place place) noexcept {
+  if (place.run == kNone) return false;
+  const std::uint32_t first = place.run;
+  while (At(place.run).orphan != 0) {
+    place = PlaceOf(At(place.run).parent_key);
+    if (place.run == kNone) return false;
+  }
+  for (std::uint32_t at = first; At(at).orphan != 0; at = PlaceOf(At(at).parent_key).run) Store(At(at).orphan, 0);
+  return true;
+}
+
+// Notes them, so that they can be let go of. False: the endpoint has too many already.
+bool RunForest::KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey parent,
+                            std::span<const BlockKey> keys) noexcept {
+  Owner& whose = owners_.get()[owner];
+  const auto count = static_cast<std::int64_t>(keys.size());
+  if (whose.orphans + count > most_orphans_) {  // Unless some have found their parent meanwhile.
+    for (Orphans& orphans : orphans_) {
+      if (orphans.owner == owner && orphans.life == whose.life) (void)LetGo(orphans, false);
+    }
+  }
+  if (whose.orphans + count > most_orphans_ || !budget_.Take(count * std::int64_t{sizeof(BlockKey)})) return false;
+  try {
+    orphans_.push_back({whose.life, owner, tier, parent, clock_.Now() + orphan_ttl_, {keys.begin(), keys.end()}});
+  } catch (const std::bad_alloc&) {
+    budget_.Give(count * std::int64_t{sizeof(BlockKey)});
+    return false;
+  }
+  whose.orphans += count;
+  stats_.orphan_blocks += count;
+  return true;
+}
+
+// Those that found their parent, or whose endpoint is gone, are none any more; expired ones go. True: it is settled.
+bool RunForest::LetGo(Orphans& orphans, bool expired) noexcept {
+  if (orphans.keys.empty()) return true;
+  Owner& whose = owners_.get()[orphans.owner];
+  const bool alive = whose.alive != 0 && whose.life == orphans.life;
+  const bool adopted = Reaches(PlaceOf(orphans.parent));
+  if (alive && !adopted && !expired) return false;
+  const auto count = static_cast<std::int64_t>(orphans.keys.size());
+  if (alive && !adopted) {
+    for (std::size_t i = orphans.keys.size(); i-- > 0;) {
+      const Place place = PlaceOf(orphans.keys[i]);
+      if (place.run != kNone && Unmark(place.run, orphans.owner, orphans.tier, place.offset)) Trim(place.run);
+    }
+    stats_.dropped_orphans += count;
+    slots_[whose.slot].resync = true;
+  }
+  if (alive) whose.orphans -= count;
+  stats_.orphan_blocks -= count;
+  budget_.Give(count * std::int64_t{sizeof(BlockKey)});
+  orphans.keys = {};
+  return true;
+}
+
+void RunForest::ExpireOrphans() noexcept {
+  const std::chrono::nanoseconds now = clock_.Now();
+  while (!orphans_.empty() && LetGo(orphans_.front(), orphans_.front().deadline <= now)) orphans_.pop_front();
 }
 
 // ---- Speculations: what booked requests will store ----
@@ -1096,6 +1175,8 @@ void RunForest::RetireDead(const FleetView& alive) noexcept {
 
 std::int64_t RunForest::Sweep(std::int64_t memberships) noexcept {
   const MutexLock lock(mutex_);
+  ExpireOrphans();
+  ExpireSpeculations(clock_.Now());
   SweepSome(memberships);
   GiveBack();
   return stats_.pending_sweep;

@@ -95,7 +95,8 @@ class RunForest final : public PrefixEngine {
     std::uint32_t holders = kNone;   // Handle of the holder array; kNone: there is at most one, and it is inline.
     std::uint16_t parent_offset = 0, length = 0, key_units = 0, holder_count = 0;
     Holder inline_holder;
-    std::uint32_t holder_units = 0;
+    std::uint16_t holder_units = 0;
+    std::uint16_t orphan = 0;        // 1: it hung in the air when it was last looked at (see Reaches).
   };
   static_assert(sizeof(Run) == Arena::kUnitBytes);
   static constexpr std::uint32_t kRunsPerSlab = 64;
@@ -110,7 +111,7 @@ class RunForest final : public PrefixEngine {
     std::uint32_t next = kNone;  // In the queue of the dead, or the free list.
     std::array<List, kTiers> lists;
     std::array<std::int64_t, kTiers> held = {};  // Read by readers.
-    std::int64_t memberships = 0;
+    std::int64_t memberships = 0, orphans = 0;
     std::uint64_t life = 0;  // Tells this owner from others that had the record before.
     Place last = {};  // Of the block it stored last: the next event goes on there, mostly.
   };
@@ -128,6 +129,15 @@ class RunForest final : public PrefixEngine {
     std::uint64_t life = 0;      // Of the owner.
     std::uint32_t owner = kNone;
     bool confirmed = false;      // The first token was seen.
+    std::chrono::nanoseconds deadline{};
+    std::vector<BlockKey> keys;
+  };
+
+  // Blocks stored behind one that the index does not have: unreachable, and let go of if it does not come.
+  struct Orphans {
+    std::uint64_t life = 0;  // Of the owner.
+    std::uint32_t owner = kNone, tier = 0;
+    BlockKey parent = 0;
     std::chrono::nanoseconds deadline{};
     std::vector<BlockKey> keys;
   };
@@ -193,6 +203,11 @@ class RunForest final : public PrefixEngine {
   void Unspeculate(std::uint32_t owner, BlockKey key) noexcept TOKROUTE_REQUIRES(mutex_);
   void Withdraw(Speculation& speculation) noexcept TOKROUTE_REQUIRES(mutex_);
   void ExpireSpeculations(std::chrono::nanoseconds now) noexcept TOKROUTE_REQUIRES(mutex_);
+  bool Reaches(Place place) noexcept TOKROUTE_REQUIRES(mutex_);
+  bool KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey parent, std::span<const BlockKey> keys) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  bool LetGo(Orphans& orphans, bool expired) noexcept TOKROUTE_REQUIRES(mutex_);
+  void ExpireOrphans() noexcept TOKROUTE_REQUIRES(mutex_);
   bool Knows(EndpointId id) const noexcept TOKROUTE_REQUIRES(mutex_);
   KvResult Refuse(KvResult result, std::uint32_t slot) noexcept TOKROUTE_REQUIRES(mutex_);
 
@@ -207,7 +222,8 @@ class RunForest final : public PrefixEngine {
 
   const std::array<double, kTiers> weights_;
   const ClockRef clock_;
-  const std::chrono::nanoseconds speculative_ttl_;
+  const std::chrono::nanoseconds speculative_ttl_, orphan_ttl_;
+  const std::int64_t most_orphans_;
   mutable Mutex mutex_;
   mutable ReaderGate gate_;
   MemoryBudget budget_ TOKROUTE_GUARDED_BY(mutex_);
@@ -218,6 +234,7 @@ class RunForest final : public PrefixEngine {
   const std::unique_ptr<Slot, void (*)(void*)> slots_memory_;  // kMaxEndpoints of them, readers see owner and incarnation.
   Slot* const slots_;
   std::deque<Speculation> speculations_ TOKROUTE_GUARDED_BY(mutex_);  // By deadline, which is also by serial.
+  std::deque<Orphans> orphans_ TOKROUTE_GUARDED_BY(mutex_);  // By deadline.
   std::uint64_t last_serial_ TOKROUTE_GUARDED_BY(mutex_) = 0, last_life_ TOKROUTE_GUARDED_BY(mutex_) = 0;
   std::atomic<std::int64_t> next_deadline_;  // Of the speculations.
   std::atomic<bool> any_dead_{false};        // Some holders may be dead owners, not swept yet.

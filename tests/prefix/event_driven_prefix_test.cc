@@ -151,6 +151,59 @@ TEST_F(EventDrivenPrefixTest, ASpeculationDiesWithItsEndpoint) {
   EXPECT_TRUE(index_->Audit().ok()) << index_->Audit();
 }
 
+TEST_F(EventDrivenPrefixTest, OrphansAreKeptForAWhileAndBoundedInNumber) {
+  const auto index = *PrefixIndex::Create({.mode = IndexMode::kExact, .clock = clock_, .orphan_ttl = 60s, .max_orphan_blocks = 50});
+  const auto matched = [&](const std::vector<BlockKey>& keys) {
+    PromptKeys prompt;
+    prompt.Reset(index->key_options(), {.block_keys = keys, .block_size = 16});
+    PrefixMatch match;
+    index->Match(prompt, match);
+    return match.BlocksOf(ids_[0]);
+  };
+  const std::vector<BlockKey> other = LongChain(2, 40);
+  const auto tail = [](const std::vector<BlockKey>& keys) { return std::span(keys).subspan(10); };
+  EXPECT_EQ(index->Stored({ids_[0]}, prompt_[9], tail(prompt_)), KvResult::kUnknownParent);
+  EXPECT_EQ(index->Stats().orphan_blocks, 30);
+  EXPECT_FALSE(index->WantsResync(ids_[0]));
+  EXPECT_EQ(index->Stored({ids_[0]}, other[9], tail(other)), KvResult::kUnknownParent) << "30 more are too many";
+  EXPECT_EQ(index->Stats().dropped_orphans, 30);
+  EXPECT_TRUE(index->WantsResync(ids_[0]));
+  // The parent of the first comes: they are orphans no more, and there is room for the others.
+  EXPECT_EQ(index->Stored({ids_[0]}, std::nullopt, std::span(prompt_).first(10)), KvResult::kApplied);
+  EXPECT_EQ(matched(prompt_), 40);
+  EXPECT_EQ(index->Stored({ids_[0]}, other[9], tail(other)), KvResult::kUnknownParent);
+  EXPECT_EQ(index->Stats().orphan_blocks, 30);
+  EXPECT_EQ(index->HeldBlocks(ids_[0]), 70);
+  clock_.now = 60s;
+  EXPECT_EQ(index->Sweep(0), 0);
+  EXPECT_EQ(index->Stats().orphan_blocks, 0);
+  EXPECT_EQ(index->HeldBlocks(ids_[0]), 40) << "dropped when their parent did not come";
+  EXPECT_EQ(matched(prompt_), 40);
+  EXPECT_TRUE(index->Audit().ok()) << index->Audit();
+}
+
+TEST_F(EventDrivenPrefixTest, WhatHangsOnAnOrphanIsOneToo) {
+  const auto index = *PrefixIndex::Create({.mode = IndexMode::kExact, .clock = clock_, .orphan_ttl = 60s});
+  const std::span<const BlockKey> keys(prompt_);
+  EXPECT_EQ(index->Stored({ids_[0]}, keys[9], keys.subspan(10, 10)), KvResult::kUnknownParent);
+  EXPECT_EQ(index->Stored({ids_[0]}, keys[19], keys.subspan(20, 10)), KvResult::kUnknownParent);
+  EXPECT_EQ(index->Stored({ids_[1]}, keys[29], keys.subspan(30, 10)), KvResult::kUnknownParent);
+  EXPECT_EQ(index->Stats().orphan_blocks, 30);
+  EXPECT_EQ(index->Stored({ids_[1]}, std::nullopt, keys.first(10)), KvResult::kApplied) << "another endpoint's parent does";
+  EXPECT_EQ(index->Stored({ids_[0]}, keys[19], keys.subspan(20, 10)), KvResult::kApplied);
+  clock_.now = 60s;
+  EXPECT_EQ(index->Sweep(0), 0);
+  EXPECT_EQ(index->Stats().orphan_blocks, 0);
+  EXPECT_EQ(index->Stats().dropped_orphans, 0);
+  index->ClearEndpoint(ids_[1]);
+  EXPECT_EQ(index->Stored({ids_[1]}, keys[39], LongChain(9, 5)), KvResult::kUnknownParent);
+  clock_.now = 120s;
+  EXPECT_EQ(index->Sweep(1'000), 0);
+  EXPECT_EQ(index->Stats().dropped_orphans, 5);
+  EXPECT_EQ(index->HeldBlocks(ids_[1]), 0);
+  EXPECT_TRUE(index->Audit().ok()) << index->Audit();
+}
+
 TEST_F(EventDrivenPrefixTest, TellsTheTokensHeldInDeviceMemory) {
   ASSERT_EQ(index_->Stored({ids_[0]}, std::nullopt, prompt_), KvResult::kApplied);
   ASSERT_EQ(index_->Stored({ids_[0], StorageTier::kHost}, std::nullopt, prompt_), KvResult::kApplied);

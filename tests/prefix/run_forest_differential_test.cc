@@ -107,7 +107,7 @@ TEST_P(RunForestDifferentialTest, EveryLookUpIsEqual) {
   const Shape shape = GetParam();
   const std::uint64_t seed = TestSeed(20261201);
   TestRandom random(seed + static_cast<std::uint64_t>(shape.depth) * 31 + shape.endpoints);
-  IndexUser user({.mode = IndexMode::kExact});
+  IndexUser user({.mode = IndexMode::kExact, .max_orphan_blocks = 1 << 24});
   PrefixIndex& index = *user.index;
   Model model(shape.endpoints);
   std::int64_t forks = 0, holes = 0;
@@ -201,7 +201,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RunForestDifferentialTest,
 TEST(RunForestRaceTest, ReadersNeverSeeMoreThanWasHeld) {
   constexpr std::uint32_t kPaths = 64, kEndpoints = 12;
   const std::uint64_t seed = TestSeed(20261201);
-  IndexUser user({.mode = IndexMode::kExact});
+  IndexUser user({.mode = IndexMode::kExact, .max_orphan_blocks = 1 << 24});
   std::vector<std::vector<BlockKey>> paths;
   for (std::uint64_t p = 0; p < kPaths; ++p) {  // Forked off each other, so that runs are shared and paths have many.
     std::vector<BlockKey> keys = p == 0 ? std::vector<BlockKey>{} : paths[p / 2];

@@ -58,7 +58,11 @@ struct PrefixIndexOptions {
   // equal prompts then stays together before the first event. 0: off. Needs a clock, or it never ends but by events and
   // aborts. 2 s is llm-d's (speculativeIndexing).
   std::chrono::nanoseconds speculative_ttl = std::chrono::seconds(2);
-  ClockRef clock = {};
+  ClockRef clock = {};  // Must outlive the index.
+  // Exact mode: what is stored behind a parent that the index does not have is kept so long, and so much of it per
+  // endpoint; then it is dropped, and the endpoint wants a resync. Unit: blocks, 0 .. 2^24.
+  std::chrono::nanoseconds orphan_ttl = std::chrono::seconds(60);
+  std::int64_t max_orphan_blocks = 4096;
   // The most memory the index ever asks for, its tables included. Unit: bytes. 4 MiB .. 128 GiB. A record that does not
   // fit evicts its own endpoint's oldest blocks, then is shortened; an event that does not fit is refused and counted.
   std::int64_t max_bytes = std::int64_t{4} << 30;
@@ -119,6 +123,8 @@ struct PrefixIndexStats {
   std::int64_t duplicate_blocks = 0;   // Stored where they were held already: the endpoint then has one copy more.
   std::int64_t unknown_removes = 0;    // Removed where they were not held. No effect.
   std::int64_t unknown_parents = 0;    // Events stored behind a block that the index does not have.
+  std::int64_t orphan_blocks = 0;      // Now: kept of these, and not known to have found their parent.
+  std::int64_t dropped_orphans = 0;    // Blocks of these that were too many or too old.
   std::int64_t forks = 0;              // Events that left a run before its end.
   std::int64_t holed_memberships = 0;  // Times that an endpoint's part of a run got a gap.
   std::int64_t refused_events = 0;     // Wholly or in part, for whatever reason (see KvResult).
@@ -217,7 +223,8 @@ class PrefixIndex {
   // Removes every endpoint that the view does not know any more; to be called when a fleet changed. O(endpoints).
   void RetireDead(const FleetView& alive) noexcept;
 
-  // Sweeps up to `memberships` of removed endpoints now, for a gateway that has a quiet moment; returns what remains.
+  // Sweeps up to `memberships` of removed endpoints now, and what has expired, for a gateway that has a quiet moment;
+  // returns what remains.
   std::int64_t Sweep(std::int64_t memberships) noexcept;
 
   PrefixIndexStats Stats() const noexcept;  // O(1).
