@@ -204,6 +204,15 @@ TEST_F(EventDrivenPrefixTest, WhatHangsOnAnOrphanIsOneToo) {
   EXPECT_TRUE(index->Audit().ok()) << index->Audit();
 }
 
+TEST_F(EventDrivenPrefixTest, TheReadyMadeRoutersTakeAnExactIndexToo) {
+  auto router = PrefillBound(fleet_, {.peak_prefill_throughput = 1'000, .max_ttft_penalty = 1s, .index = index_});
+  ASSERT_TRUE(router.ok()) << router.status();
+  ASSERT_EQ(index_->Stored({ids_[3], StorageTier::kHost}, std::nullopt, prompt_), KvResult::kApplied);
+  const auto routed = router->Route({.block_keys = prompt_, .block_size = 16});
+  EXPECT_EQ(routed->endpoint_id(), ids_[3]) << "0.8 of the prompt, weighted, is just enough";
+  EXPECT_EQ(routed->decision().matched_tokens, 640);
+}
+
 TEST_F(EventDrivenPrefixTest, TellsTheTokensHeldInDeviceMemory) {
   ASSERT_EQ(index_->Stored({ids_[0]}, std::nullopt, prompt_), KvResult::kApplied);
   ASSERT_EQ(index_->Stored({ids_[0], StorageTier::kHost}, std::nullopt, prompt_), KvResult::kApplied);

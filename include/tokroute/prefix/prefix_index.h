@@ -132,11 +132,22 @@ struct PrefixIndexStats {
   std::int64_t sequence_gaps = 0, duplicate_batches = 0, restarts = 0;
 };
 
-// Approximate mode: a path-compressed radix tree over chained block keys. A run of consecutive keys is one node; since keys are chained,
-// one compare with a run's last key verifies the run. Callers see endpoints and depths only: the inside may change.
+// Who holds which prompt prefixes. A run of consecutive keys is kept as one; since keys are chained, one compare with a
+// run's last key verifies the run. Callers see endpoints and depths only: the inside may change.
 //
-// What it promises:
+// What it promises in either mode:
 //   * An endpoint is credited with a depth only if it holds every block up to it.
+//   * A block that nobody holds is dropped at once, and after everything is removed the memory is back.
+//   * Same calls, same answers. No recursion, nothing throws; allocation only while growing, none once at capacity (but
+//     for the keys of a speculation), none in a look-up.
+// In exact mode:
+//   * What an endpoint holds is what its events said, each tier and each copy counted; a lost block in the middle hides
+//     what lies behind it until it comes back.
+//   * A look-up never waits for events. One that races with them may miss what is just coming, and never credits what was
+//     not held at one moment during the call.
+//   * Events that cannot be what they say (an unknown source, a key behind two parents, too many orphans, no memory) are
+//     refused one by one, counted, and mark the endpoint as wanting a resync.
+// In approximate mode:
 //   * Recording is tentative. The first token, or an end that is not an abort, makes it real; an abort before that
 //     takes back what no other live request on that endpoint relies on and what had not been real before.
 //   * Each endpoint's blocks are kept in one order, least recently used first. A live request pins its path: pinned
@@ -145,13 +156,12 @@ struct PrefixIndexStats {
 //     alone does not refresh: what was merely considered was not used.
 //   * An endpoint never holds more than its capacity, save where the capacity shrank below what live requests pin. A
 //     record evicts to make room; what still does not fit is left out from its tail end.
-//   * A block that nobody holds is dropped at once, and after everything is removed the memory is back.
-//   * Same calls, same answers. No recursion, nothing throws; allocation only while growing, none once at capacity.
 //
-// Threads: any call from any thread. Match, Record and what administers take one lock, but not for a prompt of which
-// nobody holds the first block; hashing and copying keys happen outside it. OnFirstToken and an ordinary OnReleased take
-// none: they leave word, which is settled at the latest before anything that depends on it. Costs below are in runs on
-// the prompt's path (a handful) and holders of a run, not in blocks.
+// Threads: any call from any thread. In exact mode Match takes no lock; events and the rest take one. In approximate mode
+// Match, Record and what administers take one lock, but not for a prompt of which nobody holds the first block; hashing and
+// copying keys happen outside it. OnFirstToken and an ordinary OnReleased take none: they leave word, which is settled at
+// the latest before anything that depends on it. Costs below are in runs on the prompt's path (a handful) and holders of a
+// run, not in blocks.
 class PrefixIndex {
  public:
   // Returns an index, or kInvalidArgument naming the field, its value and the accepted range.
@@ -170,7 +180,8 @@ class PrefixIndex {
   // O(runs * log(run) + holders found).
   void Match(PromptKeys& keys, PrefixMatch& out) const noexcept;
 
-  // At booking: `endpoint` is about to hold the prompt's full blocks. Hashes the whole prompt (no further than the
+  // At booking: `endpoint` is about to hold the prompt's full blocks; in exact mode, a speculation (see the options), for
+  // which "tentative" and "pinned" mean nothing. Hashes the whole prompt (no further than the
   // endpoint's capacity). Refused, with an empty receipt: a prompt without full blocks, an invalid id, one that was
   // removed, an incarnation older than one seen in its slot, and one that `alive` (asked under the index's lock; null:
   // not asked) does not know. O(runs + blocks newly recorded + evicted runs).
