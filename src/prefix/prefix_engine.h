@@ -2,7 +2,9 @@
 #ifndef TOKROUTE_SRC_PREFIX_PREFIX_ENGINE_H_
 #define TOKROUTE_SRC_PREFIX_PREFIX_ENGINE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -57,6 +59,14 @@ class PrefixEngine {
   virtual KvResult Removed(const KvSource&, std::span<const BlockKey>) noexcept { return KvResult::kNotExact; }
   virtual KvSequence Sequence(EndpointId, std::uint64_t) noexcept { return KvSequence::kDuplicate; }
   virtual bool WantsResync(EndpointId) noexcept { return false; }
+
+  virtual absl::Status SaveTo(const std::function<bool(std::span<const std::byte>)>&) {
+    return absl::FailedPreconditionError("PrefixIndex::Save: want an exact index");
+  }
+  virtual absl::Status LoadFrom(const std::function<std::size_t(std::span<std::byte>)>&,
+                            const std::function<EndpointId(EndpointId)>&) {
+    return absl::FailedPreconditionError("PrefixIndex::Load: want an exact index");
+  }
 };
 
 std::unique_ptr<PrefixEngine> MakeHistoryIndex(const PrefixIndexOptions& options);

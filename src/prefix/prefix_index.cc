@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -136,6 +138,13 @@ KvResult PrefixIndex::Removed(const KvSource& source, std::span<const BlockKey> 
 }
 KvSequence PrefixIndex::Sequence(EndpointId endpoint, std::uint64_t number) noexcept {
   return engine_->Sequence(endpoint, number);
+}
+absl::Status PrefixIndex::Save(const std::function<bool(std::span<const std::byte>)>& write) const {
+  return engine_->SaveTo(write);
+}
+absl::Status PrefixIndex::Load(const std::function<std::size_t(std::span<std::byte>)>& read,
+                               const std::function<EndpointId(EndpointId)>& endpoint_of) {
+  return engine_->LoadFrom(read, endpoint_of);
 }
 bool PrefixIndex::WantsResync(EndpointId endpoint) const noexcept { return engine_->WantsResync(endpoint); }
 

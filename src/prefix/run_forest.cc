@@ -14,6 +14,7 @@ namespace tokroute::internal {
 namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kBlocksPerMembership = 16;  // That a sweep takes at a time.
 constexpr int kTries = 8;                    // Looks at a run that keeps changing.
 constexpr std::uint32_t kWalkedRuns = 3;     // Walked down one by one; beyond, the prompt is searched.
 constexpr std::uint32_t kRunsAhead = 4;      // Records fetched ahead on the way down.
@@ -22,6 +23,12 @@ constexpr std::uint32_t kAhead = 12;         // Keys whose table lines are fetch
 constexpr std::uint32_t kKeysPerUnit = Arena::kUnitBytes / sizeof(BlockKey);
 
 constexpr std::uint32_t UnitsOf(std::uint32_t keys) noexcept { return (keys + kKeysPerUnit - 1) / kKeysPerUnit; }
+
+// To a multiple of 2^-32: products with up to two million blocks, and their sums, are then exact, so neither the order nor
+// a contracted multiply-add can change a decision.
+double Rounded(double weight) noexcept {
+  return static_cast<double>(static_cast<std::int64_t>(weight * 0x1p32 + 0.5)) * 0x1p-32;
+}
 
 std::int64_t ArenaLimit(std::int64_t max_bytes) noexcept {
   // The rest is for owners, slots and the table's shards.
@@ -296,8 +303,9 @@ std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> shar
 // ---- The writer: runs ----
 
 RunForest::RunForest(const PrefixIndexOptions& options) noexcept
-    : weights_{options.tier_weights.device, options.tier_weights.host, options.tier_weights.disk,
-               options.tier_weights.unknown, options.tier_weights.device},
+    : options_(options),
+      weights_{Rounded(options.tier_weights.device), Rounded(options.tier_weights.host), Rounded(options.tier_weights.disk),
+               Rounded(options.tier_weights.unknown), Rounded(options.tier_weights.device)},
       clock_(options.clock),
       speculative_ttl_(options.speculative_ttl),
       orphan_ttl_(options.orphan_ttl),
@@ -733,16 +741,26 @@ void RunForest::Remove(EndpointId id) noexcept {
   if (slot.owner_or_0 != 0) Retire(slot.owner_or_0 - 1);
 }
 
-// Ends up to `memberships` of the dead, and then their owners.
+// Ends up to `memberships` of the dead, and then their owners; no more than 16 times as many blocks, since a long run that
+// nobody else holds goes block by block.
 void RunForest::SweepSome(std::int64_t memberships) noexcept {
+  std::int64_t blocks = memberships < kNever / kBlocksPerMembership ? memberships * kBlocksPerMembership : kNever;
   while (first_dead_ != kNone) {
     const std::uint32_t at = first_dead_;
     Owner& owner = owners_.get()[at];
     for (std::uint32_t tier = 0; tier < kTiers; ++tier) {
       for (; owner.lists[tier].oldest != kNone; --memberships) {
-        if (memberships <= 0) return;
+        if (memberships <= 0 || blocks <= 0) return;
         const std::uint32_t run = owner.lists[tier].oldest;
-        DropHolder(run, TagOf(at), tier);
+        Holder& holder = *FindHolder(run, TagOf(at), tier);
+        if (holder.bits == kNone && holder.cutoff > blocks) {
+          const Writing writing(At(run));
+          SetHolder(holder, holder.cutoff - static_cast<std::uint32_t>(blocks), holder.cutoff - static_cast<std::uint32_t>(blocks));
+          blocks = 0;
+        } else {
+          blocks -= holder.held();
+          DropHolder(run, TagOf(at), tier);
+        }
         Trim(run);
       }
     }

@@ -48,6 +48,9 @@ class RunForest final : public PrefixEngine {
   void ClearEndpoint(EndpointId id) noexcept override;
   KvSequence Sequence(EndpointId id, std::uint64_t number) noexcept override;
   bool WantsResync(EndpointId id) noexcept override;
+  absl::Status SaveTo(const std::function<bool(std::span<const std::byte>)>& write) override;
+  absl::Status LoadFrom(const std::function<std::size_t(std::span<std::byte>)>& read,
+                    const std::function<EndpointId(EndpointId)>& endpoint_of) override;
   void RemoveEndpoint(EndpointId id) noexcept override;
   void RetireDead(const FleetView& alive) noexcept override;
   std::int64_t Sweep(std::int64_t memberships) noexcept override;
@@ -203,6 +206,9 @@ class RunForest final : public PrefixEngine {
   void Unspeculate(std::uint32_t owner, BlockKey key) noexcept TOKROUTE_REQUIRES(mutex_);
   void Withdraw(Speculation& speculation) noexcept TOKROUTE_REQUIRES(mutex_);
   void ExpireSpeculations(std::chrono::nanoseconds now) noexcept TOKROUTE_REQUIRES(mutex_);
+  struct SavedRun;
+  void Restore(std::uint32_t owner, BlockKey parent_key, std::span<const BlockKey> keys, std::uint32_t tier,
+               std::uint32_t cutoff, std::span<const std::uint64_t> bits) noexcept TOKROUTE_REQUIRES(mutex_);
   bool Reaches(Place place) noexcept TOKROUTE_REQUIRES(mutex_);
   bool KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey parent, std::span<const BlockKey> keys) noexcept
       TOKROUTE_REQUIRES(mutex_);
@@ -220,6 +226,7 @@ class RunForest final : public PrefixEngine {
   void SweepSome(std::int64_t memberships) noexcept TOKROUTE_REQUIRES(mutex_);
   void GiveBack() noexcept TOKROUTE_REQUIRES(mutex_);
 
+  const PrefixIndexOptions options_;
   const std::array<double, kTiers> weights_;
   const ClockRef clock_;
   const std::chrono::nanoseconds speculative_ttl_, orphan_ttl_;

@@ -34,7 +34,7 @@ constexpr std::string_view ToString(StorageTier tier) noexcept {
 }
 
 // What a matched block of each tier counts for affinity. 0 .. 1. Defaults: llm-d's for device and host (kvblock scorer:
-// gpu 1.0, cpu 0.8, unknown names 1.0); disk is ours.
+// gpu 1.0, cpu 0.8, unknown names 1.0); disk is ours. Rounded to multiples of 2^-32, so that sums are exact in any order.
 struct TierWeights {
   double device = 1.0, host = 0.8, disk = 0.25, unknown = 1.0;
   constexpr std::array<double, kStorageTiers> InOrder() const noexcept { return {device, host, disk, unknown}; }

@@ -16,7 +16,9 @@
 #define TOKROUTE_PREFIX_PREFIX_INDEX_H_
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -246,6 +248,21 @@ class PrefixIndex {
   // Of these, what lies in device memory, without speculations: the endpoint's part of KvTokensHeld. Exact mode never waits
   // for it. O(1).
   std::int64_t DeviceBlocks(EndpointId endpoint) const noexcept;
+
+  // ---- Snapshots: exact mode. For a restart, or to warm up from a peer. ----
+
+  // Writes what living endpoints hold (one copy of each block, no speculations) and their sequence numbers, through
+  // `write`, which says whether it could. Versioned, little-endian, with a checksum; the secret of key_seed is not in it.
+  // Events go on meanwhile: each run is as it was at one moment, in no order. kUnavailable: write said no.
+  // kFailedPrecondition: an approximate index.
+  absl::Status Save(const std::function<bool(std::span<const std::byte>)>& write) const;
+  // Adds a snapshot to what is there. `read` fills what it can of its span and returns how much; 0 is the end.
+  // `endpoint_of` says which endpoint a saved one is now; incarnation 0: leave it out. Blocks that are held already stay as
+  // they are. An endpoint that has had events of its own keeps its sequence number. kDataLoss: truncated or corrupted bytes;
+  // kInvalidArgument: another format, version, block size, scheme or seed; kResourceExhausted: no memory for the bytes.
+  // Then nothing was changed. What does not fit under max_bytes is left out and counted (cap_hits). Events go on meanwhile.
+  absl::Status Load(const std::function<std::size_t(std::span<std::byte>)>& read,
+                    const std::function<EndpointId(EndpointId)>& endpoint_of);
 
   // Walks the whole structure and compares it with its own counters and invariants. For tests and debugging: O(size),
   // under the lock, allocates. Internal error naming what is wrong, else OK.

@@ -11,10 +11,8 @@ namespace tokroute::index_bench {
 namespace {
 
 // The compiler must have this value.
-void Use(std::uint32_t value) noexcept {
-  static volatile std::uint32_t sink;
-  sink = value;
-}
+volatile std::uint32_t sink = 0;
+void Use(std::uint32_t value) noexcept { sink = value; }
 
 void Prefetch(const void* address) noexcept {
 #if defined(__GNUC__)

@@ -8,6 +8,7 @@
 #include <utility>
 
 #if defined(__linux__)
+#include <sched.h>
 #include <sys/resource.h>
 #endif
 
@@ -29,6 +30,40 @@ std::int64_t InvoluntarySwitches() noexcept {
   return 0;
 }
 
+// While one lives, this thread stays on the `which`-th processor that it may run on. For threads that must run at the
+// same time: a scheduler on a busy machine likes to leave them on one.
+class OnProcessor {
+ public:
+  explicit OnProcessor(int which) noexcept {
+#if defined(__linux__)
+    if (sched_getaffinity(0, sizeof before_, &before_) != 0) return;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &before_) || which-- > 0) continue;
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(cpu, &one);
+      moved_ = sched_setaffinity(0, sizeof one, &one) == 0;
+      return;
+    }
+#else
+    static_cast<void>(which);
+#endif
+  }
+  ~OnProcessor() {
+#if defined(__linux__)
+    if (moved_) sched_setaffinity(0, sizeof before_, &before_);
+#endif
+  }
+  OnProcessor(const OnProcessor&) = delete;
+  OnProcessor& operator=(const OnProcessor&) = delete;
+
+ private:
+#if defined(__linux__)
+  cpu_set_t before_{};
+  bool moved_ = false;
+#endif
+};
+
 std::string ToText(std::span<const Holder> holders) {
   std::string text = absl::StrCat(holders.size(), " holders");
   for (std::size_t i = 0; i < holders.size() && i < 8; ++i) {
@@ -39,9 +74,8 @@ std::string ToText(std::span<const Holder> holders) {
 }
 
 bool Same(std::span<const Holder> a, std::span<const Holder> b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Holder& x, const Holder& y) {
-    return x.endpoint == y.endpoint && x.blocks == y.blocks;
-  });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Holder& x, const Holder& y) { return x.endpoint == y.endpoint && x.blocks == y.blocks; });
 }
 
 // Whether the phase of writes ends with this record.
@@ -70,19 +104,18 @@ std::vector<Phase> PhasesOf(const OperationStream& stream) {
   return phases;
 }
 
-// Where the second half, by blocks, of a phase's stores and of its removals begins: by then its table has about the size
-// that the floors are measured at.
+// Where the second half, by blocks, of the stores and of the removals among these records begins.
 struct Halves {
   std::size_t stores = 0, removals = 0;
 };
-Halves SecondHalves(const OperationStream& stream, const Phase& phase) {
+Halves SecondHalves(const OperationStream& stream, std::size_t begin, std::size_t end) {
   const auto from = [&](OperationKind kind) {
     std::uint64_t all = 0, seen = 0;
-    for (std::size_t i = phase.begin; i < phase.matches; ++i) {
+    for (std::size_t i = begin; i < end; ++i) {
       if (stream.records[i].kind == kind) all += stream.records[i].key_count;
     }
-    std::size_t i = phase.begin;
-    for (; i < phase.matches && seen * 2 < all; ++i) {
+    std::size_t i = begin;
+    for (; i < end && seen * 2 < all; ++i) {
       if (stream.records[i].kind == kind) seen += stream.records[i].key_count;
     }
     return i;
@@ -116,11 +149,21 @@ double Checkpoint::BytesPerDistinctBlock() const noexcept {
   return distinct_blocks == 0 ? 0 : static_cast<double>(Bytes()) / static_cast<double>(distinct_blocks);
 }
 
-double Timed::StoreNsPerBlock() const {
+double WritePhase::StoreNsPerBlock() const {
   return stored_blocks == 0 ? 0 : MedianOf(stored_s) * 1e9 / static_cast<double>(stored_blocks);
 }
-double Timed::RemoveNsPerBlock() const {
+double WritePhase::RemoveNsPerBlock() const {
   return removed_blocks == 0 ? 0 : MedianOf(removed_s) * 1e9 / static_cast<double>(removed_blocks);
+}
+
+double Timed::WriteRate(const OperationStream& stream, std::size_t begin, std::size_t end) const {
+  double ns = 0, blocks = 0;
+  for (std::size_t i = begin; i < end; ++i) {
+    if (stream.records[i].is_match()) continue;
+    ns += static_cast<double>(write_ns[i]);
+    blocks += static_cast<double>(stream.records[i].key_count);
+  }
+  return ns > 0 ? blocks * 1e9 / ns : 0;
 }
 
 absl::StatusOr<Verified> Verify(const OperationStream& stream, std::int64_t most_compared) {
@@ -154,8 +197,8 @@ absl::StatusOr<Verified> Verify(const OperationStream& stream, std::int64_t most
     ++result.compared;
     if (Same(lookup.holders(), expected)) continue;
     if (result.mismatched++ == 0) {
-      result.first_mismatch = absl::StrCat("record ", i, ", ", keys.size(), " blocks: want ", ToText(expected), "; got ",
-                                           ToText(lookup.holders()));
+      result.first_mismatch = absl::StrCat("record ", i, ", ", keys.size(), " blocks: want ", ToText(expected),
+                                           "; got ", ToText(lookup.holders()));
     }
   }
   result.exercised = reference.exercised();
@@ -179,13 +222,23 @@ absl::StatusOr<Timed> Time(const OperationStream& stream, const TimedOptions& op
   Timed result;
   const std::size_t count = stream.records.size();
   result.write_ns.assign(count, std::numeric_limits<float>::max());
-  result.matched.assign(count, 0);
   result.holders.assign(count, 0);
   result.timer_ns = TimerNs();
   const auto timer_ns = static_cast<float>(result.timer_ns);
   const std::vector<Phase> phases = PhasesOf(stream);
+  for (const Phase& phase : phases) {
+    if (result.phases.empty() || phase.matches - phase.begin >= kLeastPhase) {
+      result.phases.push_back({.begin = phase.begin});
+    }
+    result.phases.back().end = phase.end;
+  }
+  std::vector<Halves> halves;
+  halves.reserve(result.phases.size());
+  for (const WritePhase& phase : result.phases) halves.push_back(SecondHalves(stream, phase.begin, phase.end));
   Floors floors(options.floor_bytes, options.seed);
   result.floor_bytes = floors.bytes();
+  const bool tagged = std::any_of(stream.records.begin(), stream.records.end(),
+                                  [](const Operation& operation) { return operation.tag != 0; });
   // A floor's burst takes about as long as what it stands beside, or the run would be mostly floors.
   const std::size_t line_every = 32, miss_every = std::max<std::size_t>(1, count / 100'000);
 
@@ -196,8 +249,12 @@ absl::StatusOr<Timed> Time(const OperationStream& stream, const TimedOptions& op
     if (!subject.ok()) return subject.status();
     Subject::Lookup lookup(*subject);
     Random random(options.seed + 1);
-    double stored_ns = 0, removed_ns = 0, all_ns = 0;
-    std::int64_t stored_blocks = 0, removed_blocks = 0, all_blocks = 0;
+    for (WritePhase& phase : result.phases) {
+      phase.stored_s.push_back(0);
+      phase.removed_s.push_back(0);
+      phase.stored_blocks = phase.removed_blocks = 0;
+    }
+    std::size_t which = 0;
     std::int64_t switches = InvoluntarySwitches();
     float suspicious_ns = 20'000;
     std::size_t lookups = 0;
@@ -207,12 +264,13 @@ absl::StatusOr<Timed> Time(const OperationStream& stream, const TimedOptions& op
       const std::int64_t allocations = ThreadAllocations(), start = Now();
       lookup.Match();
       const auto ns = static_cast<float>(Now() - start) - timer_ns;
-      result.match_allocations += ThreadAllocations() - allocations;
+      if (ThreadAllocations() != allocations) {
+        const std::int64_t warm = ThreadAllocations();
+        lookup.Match();
+        result.match_allocations += ThreadAllocations() - warm;
+      }
       result.matches.push_back({static_cast<std::uint32_t>(record), std::max(ns, 0.0F)});
       result.holders[record] = static_cast<std::uint32_t>(lookup.holders().size());
-      for (const Holder& holder : lookup.holders()) {
-        result.matched[record] = std::max(result.matched[record], holder.blocks);
-      }
     };
     // So that the lookup's own buffers have their size.
     const auto warm_up = [&](std::size_t record) {
@@ -221,7 +279,8 @@ absl::StatusOr<Timed> Time(const OperationStream& stream, const TimedOptions& op
     };
 
     for (const Phase& phase : phases) {
-      const Halves halves = SecondHalves(stream, phase);
+      while (phase.begin >= result.phases[which].end) ++which;
+      WritePhase& writes = result.phases[which];
       for (std::size_t i = phase.begin; i < phase.matches; ++i) {
         const Operation& operation = stream.records[i];
         if (i % line_every == 0) floors.MeasureLine();
@@ -229,14 +288,12 @@ absl::StatusOr<Timed> Time(const OperationStream& stream, const TimedOptions& op
         const std::int64_t start = Now();
         subject->Apply(operation, keys);
         const float ns = std::max(0.0F, static_cast<float>(Now() - start) - timer_ns);
-        all_ns += static_cast<double>(ns);
-        all_blocks += static_cast<std::int64_t>(keys.size());
-        if (operation.kind == OperationKind::kStore && i >= halves.stores) {
-          stored_ns += static_cast<double>(ns);
-          stored_blocks += static_cast<std::int64_t>(keys.size());
-        } else if (operation.kind == OperationKind::kRemove && i >= halves.removals) {
-          removed_ns += static_cast<double>(ns);
-          removed_blocks += static_cast<std::int64_t>(keys.size());
+        if (operation.kind == OperationKind::kStore && i >= halves[which].stores) {
+          writes.stored_s.back() += static_cast<double>(ns) / 1e9;
+          writes.stored_blocks += static_cast<std::int64_t>(keys.size());
+        } else if (operation.kind == OperationKind::kRemove && i >= halves[which].removals) {
+          writes.removed_s.back() += static_cast<double>(ns) / 1e9;
+          writes.removed_blocks += static_cast<std::int64_t>(keys.size());
         }
         // Asking for the count of switches costs more than most events: only when one looks bad, and now and then so
         // that a switch is not laid at the door of a much later event.
@@ -263,8 +320,10 @@ absl::StatusOr<Timed> Time(const OperationStream& stream, const TimedOptions& op
         continue;
       }
       std::vector<std::uint32_t> order;
-      for (std::size_t i = phase.matches; i < phase.end; ++i) order.push_back(static_cast<std::uint32_t>(i));
-      for (const std::uint32_t record : order) warm_up(record);
+      for (std::size_t i = phase.matches; i < phase.end; ++i) {
+        if (!tagged || stream.records[i].tag != 0) order.push_back(static_cast<std::uint32_t>(i));
+        warm_up(i);
+      }
       for (int round = 0; round < options.match_rounds; ++round) {
         random.Shuffle(order);
         for (const std::uint32_t record : order) {
@@ -280,12 +339,6 @@ absl::StatusOr<Timed> Time(const OperationStream& stream, const TimedOptions& op
       checkpoint.counted_bytes -= bytes_before;
       result.checkpoints.push_back(checkpoint);
     }
-    result.stored_s.push_back(stored_ns / 1e9);
-    result.removed_s.push_back(removed_ns / 1e9);
-    result.all_s.push_back(all_ns / 1e9);
-    result.stored_blocks = stored_blocks;
-    result.removed_blocks = removed_blocks;
-    result.all_blocks = all_blocks;
   }
   for (float& ns : result.write_ns) {
     if (ns == std::numeric_limits<float>::max()) ns = 0;  // A match, or preempted every time.
@@ -364,6 +417,66 @@ absl::StatusOr<Concurrent> RunConcurrently(const OperationStream& stream, double
   reader.join();
   result.seconds = static_cast<double>(std::max({writer_end, reader_end, start + 1}) - start) / 1e9;
   if (window_s > 0) result.issue_lag = static_cast<double>(std::max(writer_lag, reader_lag)) / window_ns;
+  return result;
+}
+
+absl::StatusOr<Removals> MeasureRemovals(std::uint32_t endpoints, std::uint64_t blocks, std::uint64_t seed) {
+  constexpr std::uint32_t kBatch = 64;
+  OperationStream stream;
+  stream.endpoints = endpoints;
+  FreshKeys fresh(seed);
+  Random random(seed);
+  std::vector<KeyRange> last(endpoints);  // A prompt that only this endpoint holds.
+  for (std::uint64_t held = 0; held < blocks * endpoints;) {
+    std::vector<BlockKey> keys(random.LogUniform(64, 2000));
+    for (BlockKey& key : keys) key = fresh.Next();
+    const auto slot = static_cast<std::uint32_t>(held / blocks);
+    last[slot] = stream.AddKeys(keys);
+    stream.StoreChain({slot, 1}, last[slot], 0, last[slot].count, kBatch);
+    held += keys.size();
+  }
+  absl::StatusOr<Subject> subject = Subject::Create(stream.block_size, kMaxIndexBytes);
+  if (!subject.ok()) return subject.status();
+  for (const Operation& operation : stream.records) subject->Apply(operation, stream.KeysOf(operation));
+
+  struct Sighting {
+    std::int64_t gone_at = 0, switches = 0;
+  };
+  std::vector<Sighting> sightings(endpoints);
+  std::atomic<std::uint32_t> seen{0}, done{0};  // Endpoints that the reader has seen, and seen go.
+  Removals result;
+  std::thread reader([&] {
+    const OnProcessor there(1);
+    Subject::Lookup lookup(*subject);
+    for (std::uint32_t slot = 0; slot < endpoints; ++slot) {
+      const std::span<const BlockKey> prompt = stream.KeysOf(last[slot]);
+      const auto is_held = [&] {
+        lookup.Load(prompt);
+        lookup.Match();
+        return !lookup.holders().empty();
+      };
+      const bool held = prompt.empty() || is_held();
+      const std::int64_t switches = InvoluntarySwitches();
+      seen.store(slot + 1, std::memory_order_release);
+      while (held && !prompt.empty() && is_held()) {
+      }
+      sightings[slot] = {Now(), InvoluntarySwitches() - switches};
+      done.store(slot + 1, std::memory_order_release);
+    }
+  });
+  const OnProcessor here(0);  // Not before the reader starts, who would inherit it.
+  for (std::uint32_t slot = 0; slot < endpoints; ++slot) {
+    while (seen.load(std::memory_order_acquire) <= slot) std::this_thread::yield();
+    const std::int64_t switches = InvoluntarySwitches(), start = Now();
+    subject->Apply({.kind = OperationKind::kRemoveEndpoint, .endpoint = {slot, 1}}, {});
+    const std::int64_t end = Now();
+    const bool switched = InvoluntarySwitches() != switches;
+    while (done.load(std::memory_order_acquire) <= slot) std::this_thread::yield();
+    if (switched || sightings[slot].switches != 0 || last[slot].count == 0) continue;
+    result.call_ns.push_back(static_cast<float>(end - start));
+    result.visible_ns.push_back(static_cast<float>(std::max<std::int64_t>(0, sightings[slot].gone_at - start)));
+  }
+  reader.join();
   return result;
 }
 

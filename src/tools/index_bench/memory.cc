@@ -26,8 +26,8 @@ void* Allocate(std::size_t bytes, std::size_t alignment) noexcept {
   const std::size_t room = RoomFor(alignment);
   if (bytes > std::numeric_limits<std::size_t>::max() - 2 * room) return nullptr;
   const std::size_t whole = (bytes + 2 * room - 1) / room * room;
-  auto* const memory = static_cast<std::byte*>(alignment <= alignof(std::max_align_t) ? std::malloc(whole)
-                                                                                      : std::aligned_alloc(room, whole));
+  const bool plain = alignment <= alignof(std::max_align_t);
+  auto* const memory = static_cast<std::byte*>(plain ? std::malloc(whole) : std::aligned_alloc(room, whole));
   if (memory == nullptr) return nullptr;
   ++allocations;
   // The sign tells whose it is: the index may free what it counted, and nobody else's.
@@ -81,7 +81,9 @@ void* operator new(std::size_t bytes) { return AllocateOrThrow(bytes, kPlain); }
 void* operator new[](std::size_t bytes) { return AllocateOrThrow(bytes, kPlain); }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return Allocate(bytes, kPlain); }
 void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return Allocate(bytes, kPlain); }
-void* operator new(std::size_t bytes, std::align_val_t a) { return AllocateOrThrow(bytes, static_cast<std::size_t>(a)); }
+void* operator new(std::size_t bytes, std::align_val_t a) {
+  return AllocateOrThrow(bytes, static_cast<std::size_t>(a));
+}
 void* operator new[](std::size_t bytes, std::align_val_t a) {
   return AllocateOrThrow(bytes, static_cast<std::size_t>(a));
 }

@@ -15,8 +15,8 @@ class CountedAllocations {
   CountedAllocations& operator=(const CountedAllocations&) = delete;
 };
 
-std::int64_t CountedBytes() noexcept;             // Live now, as asked for. All threads.
-std::int64_t ThreadAllocations() noexcept;        // Calls of operator new by this thread so far, counted or not.
+std::int64_t CountedBytes() noexcept;       // Live now, as asked for. All threads.
+std::int64_t ThreadAllocations() noexcept;  // Calls of operator new by this thread so far, counted or not.
 
 // Makes the process keep memory that is freed, so that a second run does not pay for page faults again.
 void KeepFreedMemory() noexcept;

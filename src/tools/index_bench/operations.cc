@@ -69,8 +69,7 @@ KeyRange OperationStream::AddKeys(std::span<const BlockKey> added) {
 }
 
 void OperationStream::Match(KeyRange range, std::uint32_t tag) {
-  records.push_back(
-      {.kind = OperationKind::kMatch, .first_key = range.first, .key_count = range.count, .tag = tag});
+  records.push_back({.kind = OperationKind::kMatch, .first_key = range.first, .key_count = range.count, .tag = tag});
 }
 
 void OperationStream::Store(EndpointId endpoint, std::optional<BlockKey> parent, KeyRange range) {
@@ -82,10 +81,8 @@ void OperationStream::Store(EndpointId endpoint, std::optional<BlockKey> parent,
 }
 
 void OperationStream::Remove(EndpointId endpoint, KeyRange range) {
-  records.push_back({.kind = OperationKind::kRemove,
-                     .endpoint = endpoint,
-                     .first_key = range.first,
-                     .key_count = range.count});
+  records.push_back(
+      {.kind = OperationKind::kRemove, .endpoint = endpoint, .first_key = range.first, .key_count = range.count});
 }
 
 void OperationStream::StoreChain(EndpointId endpoint, KeyRange chain, std::uint32_t begin, std::uint32_t end,
@@ -163,12 +160,12 @@ absl::StatusOr<OperationStream> ReadStream(const std::string& path) {
   const auto block_size = GetLittleEndian<std::uint32_t>(&header[12]);
   const auto record_count = GetLittleEndian<std::uint64_t>(&header[16]);
   if (stream.endpoints < 1 || stream.endpoints > kMaxEndpoints) {
-    return absl::InvalidArgumentError(absl::StrCat("'", path, "': header: want 1 .. ", kMaxEndpoints,
-                                                   " endpoints, got ", stream.endpoints));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path, "': header: want 1 .. ", kMaxEndpoints, " endpoints, got ", stream.endpoints));
   }
   if (block_size < kMinBlockSize || block_size > kMaxBlockSize) {
-    return absl::InvalidArgumentError(absl::StrCat("'", path, "': header: want a block size of ", kMinBlockSize,
-                                                   " .. ", kMaxBlockSize, " tokens, got ", block_size));
+    return absl::InvalidArgumentError(absl::StrCat("'", path, "': header: want a block size of ", kMinBlockSize, " .. ",
+                                                   kMaxBlockSize, " tokens, got ", block_size));
   }
   stream.block_size = static_cast<std::int32_t>(block_size);
 

@@ -19,12 +19,12 @@ enum class OperationKind : std::uint8_t { kMatch = 0, kStore = 1, kRemove = 2, k
 
 struct Operation {
   OperationKind kind = OperationKind::kMatch;
-  EndpointId endpoint = {};           // Not of a match.
-  std::optional<BlockKey> parent;     // Of a store: the block before the first key. None: the prompt's first blocks.
-  std::uint64_t first_key = 0;        // Into OperationStream::keys.
+  EndpointId endpoint = {};             // Not of a match.
+  std::optional<BlockKey> parent = {};  // Of a store: the block before the first key. None: the prompt's first blocks.
+  std::uint64_t first_key = 0;          // Into OperationStream::keys.
   std::uint32_t key_count = 0;
-  std::uint32_t tag = 0;              // What the generator wants to know of a match afterwards. Not in files.
-  double at = 0;                      // When, in a replay by deadlines: 0 .. 1 of the window. Not in files.
+  std::uint32_t tag = 0;  // What the generator wants to know of a match afterwards. Not in files.
+  double at = 0;          // When, in a replay by deadlines: 0 .. 1 of the window. Not in files.
 
   bool is_match() const noexcept { return kind == OperationKind::kMatch; }
 };
@@ -61,8 +61,8 @@ std::optional<BlockKey> ParentOf(const OperationStream& stream, KeyRange chain, 
 // The content hash that a file gives a block beside its chained key: equal keys, equal content.
 std::uint64_t LocalHashOf(BlockKey key) noexcept;
 
-// The file format is in benchmarks/README.md. It has incarnations only by the order of events: an endpoint that is named
-// again after it was removed is the next one in its slot.
+// The file format is in benchmarks/README.md. It has incarnations only by the order of events: an endpoint that is
+// named again after it was removed is the next one in its slot.
 //
 // The file appears complete or not at all.
 absl::Status WriteStream(const std::string& path, const OperationStream& stream);

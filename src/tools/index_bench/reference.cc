@@ -28,7 +28,7 @@ void Reference::Store(const Operation& operation, std::span<const BlockKey> keys
   std::optional<BlockKey> parent = operation.parent;
   if (parent && !known_.contains(*parent)) ++exercised_.late_parents;
   for (const BlockKey key : keys) {
-    if (set.insert(key).second) {
+    if (++set[key] == 1) {
       ++known_[key].holders;
       ++holder_blocks_;
     } else {
@@ -49,7 +49,9 @@ void Reference::Store(const Operation& operation, std::span<const BlockKey> keys
 
 void Reference::Remove(Set& set, std::span<const BlockKey> keys) {
   for (const BlockKey key : keys) {
-    if (set.erase(key) == 0) continue;
+    const auto copies = set.find(key);
+    if (copies == set.end() || --copies->second > 0) continue;
+    set.erase(copies);
     const BlockKey child = known_.find(key)->second.child;
     if (child != 0 && set.contains(child)) ++exercised_.evicted_middles;
     Drop(key);
@@ -63,7 +65,7 @@ void Reference::Drop(BlockKey key) {
 }
 
 void Reference::Forget(Set& set) {
-  for (const BlockKey key : set) Drop(key);
+  for (const auto& [key, copies] : set) Drop(key);
   Set().swap(set);
 }
 

@@ -1,4 +1,4 @@
-// The obvious slow index: a set of keys per endpoint. Every answer of the index under test is compared with its.
+// The obvious slow index: a set of keys, with counts, per endpoint. The index under test is compared with it.
 #ifndef TOKROUTE_SRC_TOOLS_INDEX_BENCH_REFERENCE_H_
 #define TOKROUTE_SRC_TOOLS_INDEX_BENCH_REFERENCE_H_
 
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "tokroute/prefix/prefix_index.h"
 #include "tools/index_bench/operations.h"
 
@@ -23,13 +22,13 @@ struct KeyHash {
 
 // What of the hard cases a stream contained, whatever the index made of it.
 struct Exercised {
-  std::int64_t forks = 0;             // Blocks stored behind a block that somebody already follows otherwise.
-  std::int64_t holes = 0;             // Endpoints met by a compared lookup that lack one block and hold the next.
-  std::int64_t evicted_middles = 0;   // Blocks removed while their endpoint held one that follows.
-  std::int64_t late_parents = 0;      // Stores behind a block that nobody holds.
-  std::int64_t duplicates = 0;        // Blocks stored where they were held already.
-  std::int64_t removed_endpoints = 0; // Such as held something.
-  std::int64_t cap_hits = 0;          // Filled in by whoever makes the index meet its cap.
+  std::int64_t forks = 0;              // Blocks stored behind a block that somebody already follows otherwise.
+  std::int64_t holes = 0;              // Endpoints met by a compared lookup that lack one block and hold the next.
+  std::int64_t evicted_middles = 0;    // Blocks removed while their endpoint held one that follows.
+  std::int64_t late_parents = 0;       // Stores behind a block that nobody holds.
+  std::int64_t duplicates = 0;         // Blocks stored where they were held already.
+  std::int64_t removed_endpoints = 0;  // Such as held something.
+  std::int64_t cap_hits = 0;           // Filled in by whoever makes the index meet its cap.
 };
 
 class Reference {
@@ -49,7 +48,7 @@ class Reference {
     BlockKey child = 0;  // The first that followed it; 0: none.
     std::uint32_t holders = 0;
   };
-  using Set = absl::flat_hash_set<BlockKey, KeyHash>;
+  using Set = absl::flat_hash_map<BlockKey, std::uint32_t, KeyHash>;  // Copies held: stored twice, removed twice.
 
   void Store(const Operation& operation, std::span<const BlockKey> keys);
   void Remove(Set& set, std::span<const BlockKey> keys);

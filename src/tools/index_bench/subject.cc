@@ -1,16 +1,12 @@
 #include "tools/index_bench/subject.h"
 
-#include <mutex>
-
+#include "tokroute/prefix/kv_event.h"
 #include "tools/index_bench/memory.h"
 
 namespace tokroute::index_bench {
 
-// Until the index takes events: the reference itself.
 struct Subject::State {
-  mutable std::mutex mutex;
-  std::unique_ptr<Reference> reference;
-  std::int64_t max_blocks = 0, cap_hits = 0;
+  std::shared_ptr<PrefixIndex> index;
 };
 
 Subject::Subject(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -21,46 +17,66 @@ Subject::~Subject() {
 Subject::Subject(Subject&&) noexcept = default;
 Subject& Subject::operator=(Subject&&) noexcept = default;
 
-std::string Subject::Name() { return "reference"; }
-
-absl::StatusOr<Subject> Subject::Create(std::int32_t, std::int64_t max_bytes) {
+absl::StatusOr<Subject> Subject::Create(std::int32_t block_size, std::int64_t max_bytes) {
   const CountedAllocations counted;
+  absl::StatusOr<std::shared_ptr<PrefixIndex>> index =
+      PrefixIndex::Create({.mode = IndexMode::kExact, .block_size = block_size, .max_bytes = max_bytes});
+  if (!index.ok()) return index.status();
   auto state = std::make_unique<State>();
-  state->reference = std::make_unique<Reference>(kMaxEndpoints);
-  state->max_blocks = max_bytes / 64;
+  state->index = *std::move(index);
   return Subject(std::move(state));
 }
 
 bool Subject::Apply(const Operation& operation, std::span<const BlockKey> keys) noexcept {
   const CountedAllocations counted;
-  const std::scoped_lock lock(state_->mutex);
-  if (operation.kind == OperationKind::kStore &&
-      state_->reference->holder_blocks() + static_cast<std::int64_t>(keys.size()) > state_->max_blocks) {
-    ++state_->cap_hits;
-    return false;
+  PrefixIndex& index = *state_->index;
+  const KvSource source{.endpoint = operation.endpoint};
+  switch (operation.kind) {
+    case OperationKind::kMatch: return true;
+    case OperationKind::kStore: return index.Stored(source, operation.parent, keys) != KvResult::kNoRoom;
+    case OperationKind::kRemove: return index.Removed(source, keys) != KvResult::kNoRoom;
+    case OperationKind::kClear: index.ClearEndpoint(operation.endpoint); return true;
+    case OperationKind::kRemoveEndpoint: index.RemoveEndpoint(operation.endpoint); return true;
   }
-  state_->reference->Apply(operation, keys);
   return true;
 }
 
-void Subject::SweepAll() noexcept {}
+void Subject::SweepAll() noexcept {
+  const CountedAllocations counted;
+  while (state_->index->Sweep(4096) > 0) {
+  }
+}
 
 SubjectStats Subject::Stats() const {
-  const std::scoped_lock lock(state_->mutex);
-  SubjectStats stats;
-  stats.distinct_blocks = state_->reference->distinct_blocks();
-  stats.holder_blocks = state_->reference->holder_blocks();
-  stats.unknown_parents = state_->reference->exercised().late_parents;
-  stats.cap_hits = state_->cap_hits;
-  return stats;
+  const PrefixIndexStats stats = state_->index->Stats();
+  return {.distinct_blocks = stats.distinct_blocks,
+          .holder_blocks = stats.holder_blocks,
+          .bytes = stats.bytes,
+          .pending_sweep = stats.pending_sweep,
+          .unknown_parents = stats.unknown_parents,
+          .cap_hits = stats.cap_hits,
+          .counters = {{"distinct_blocks", stats.distinct_blocks},
+                       {"holder_blocks", stats.holder_blocks},
+                       {"runs", stats.runs},
+                       {"memberships", stats.memberships},
+                       {"bytes", stats.bytes},
+                       {"peak_bytes", stats.peak_bytes},
+                       {"duplicate_blocks", stats.duplicate_blocks},
+                       {"unknown_removes", stats.unknown_removes},
+                       {"unknown_parents", stats.unknown_parents},
+                       {"conflicting_keys", stats.conflicting_keys},
+                       {"forks", stats.forks},
+                       {"holed_memberships", stats.holed_memberships},
+                       {"refused_events", stats.refused_events},
+                       {"cap_hits", stats.cap_hits}}};
 }
 
-Subject::Lookup::Lookup(const Subject& subject) : subject_(subject) {}
-void Subject::Lookup::Load(std::span<const BlockKey> keys) noexcept { loaded_ = keys; }
-void Subject::Lookup::Match() noexcept {
-  const std::scoped_lock lock(subject_.state_->mutex);
-  subject_.state_->reference->Match(loaded_, holders_);
+Subject::Lookup::Lookup(const Subject& subject) : index_(*subject.state_->index) {}
+void Subject::Lookup::Load(std::span<const BlockKey> keys) noexcept {
+  const KeyOptions options = index_.key_options();
+  keys_.Reset(options, {.block_keys = keys, .block_size = options.block_size});
 }
-std::span<const Holder> Subject::Lookup::holders() const noexcept { return holders_; }
+void Subject::Lookup::Match() noexcept { index_.Match(keys_, match_); }
+std::span<const Holder> Subject::Lookup::holders() const noexcept { return match_.holders(); }
 
 }  // namespace tokroute::index_bench

@@ -26,7 +26,6 @@ struct SubjectStats {
 class Subject {
  public:
   static absl::StatusOr<Subject> Create(std::int32_t block_size, std::int64_t max_bytes);
-  static std::string Name();
   ~Subject();
   Subject(Subject&&) noexcept;
   Subject& operator=(Subject&&) noexcept;
@@ -46,11 +45,9 @@ class Subject {
     std::span<const Holder> holders() const noexcept;
 
    private:
-    const Subject& subject_;
+    const PrefixIndex& index_;
     PromptKeys keys_;
     PrefixMatch match_;
-    std::vector<Holder> holders_;
-    std::span<const BlockKey> loaded_;
   };
 
  private:
