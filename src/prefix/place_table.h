@@ -70,9 +70,11 @@ class PlaceTable {
     return {};
   }
 
-  // The key must be absent; offset <= kMostOffset. False, and nothing changed, when there is no memory.
-  bool Insert(std::uint64_t key, Place place) noexcept {
-    if (shards_ == nullptr) return false;
+  // offset <= kMostOffset. False, and nothing changed, when the key is there already (which `is_it` says of a place, as for
+  // Find) or there is no memory.
+  template <class IsIt>
+  bool Insert(std::uint64_t key, Place place, IsIt&& is_it) noexcept {
+    if (shards_ == nullptr || Find(key, is_it).run != kNone) return false;
     const std::uint64_t hash = Hash(key);
     for (bool may_grow = true;;) {
       const Table table = TableOf(hash);

@@ -14,11 +14,12 @@ namespace tokroute::internal {
 namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
-constexpr std::int64_t kBlocksPerMembership = 16;  // That a sweep takes at a time.
+constexpr std::int64_t kBlocksPerMembership = 4;  // That a sweep takes at a time.
 constexpr int kTries = 8;                    // Looks at a run that keeps changing.
 constexpr std::uint32_t kWalkedRuns = 3;     // Walked down one by one; beyond, the prompt is searched.
 constexpr std::uint32_t kRunsAhead = 4;      // Records fetched ahead on the way down.
 constexpr std::uint32_t kProbes = 8;         // Of one round of that search.
+constexpr std::uint32_t kLeastStep = 64;     // Keys that an array makes room for at first.
 constexpr std::uint32_t kAhead = 12;         // Keys whose table lines are fetched ahead.
 constexpr std::uint32_t kKeysPerUnit = Arena::kUnitBytes / sizeof(BlockKey);
 
@@ -395,19 +396,30 @@ bool RunForest::Grow(std::uint32_t at, std::uint32_t keys) noexcept {
   return true;
 }
 
-// Takes as many of the keys, which must be new, as there is room for; returns how many.
+// Takes the keys up to the first that is known already, as far as there is room; returns how many.
 std::uint32_t RunForest::Append(std::uint32_t at, std::span<const BlockKey> keys) noexcept {
   Run& run = At(at);
-  auto count = static_cast<std::uint32_t>(std::min<std::size_t>(keys.size(), kMostKeys - run.length));
-  if (!Grow(at, run.length + count)) count = std::min<std::uint32_t>(count, run.key_units * kKeysPerUnit - run.length);
-  BlockKey* own = count > 0 ? KeysOf(run) : nullptr;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    if (!table_.Insert(keys[i], {at, run.length})) return i;
-    Store(own[run.length], keys[i]);
-    Store(run.length, static_cast<std::uint16_t>(run.length + 1));
-    ++stats_.distinct_blocks;
+  std::uint32_t done = 0;
+  // In growing steps, since what follows may be known.
+  for (std::uint32_t step = kLeastStep; done < keys.size(); step *= 2) {
+    const auto left = static_cast<std::uint32_t>(std::min<std::size_t>(keys.size() - done, kMostKeys - run.length));
+    std::uint32_t count = std::min(step, left);
+    if (!Grow(at, run.length + count)) count = std::min<std::uint32_t>(count, run.key_units * kKeysPerUnit - run.length);
+    if (count == 0) break;
+    BlockKey* const own = KeysOf(run);
+    for (std::uint32_t i = 0; i < count; ++i, ++done) {
+      if (done + kAhead < keys.size()) table_.Prefetch(keys[done + kAhead]);
+      const BlockKey key = keys[done];
+      const auto is_it = [&](Place place) {
+        return place.offset < At(place.run).length && KeysOf(At(place.run))[place.offset] == key;
+      };
+      if (!table_.Insert(key, {at, run.length}, is_it)) return done;
+      Store(own[run.length], key);
+      Store(run.length, static_cast<std::uint16_t>(run.length + 1));
+      ++stats_.distinct_blocks;
+    }
   }
-  return count;
+  return done;
 }
 
 // Lets go of the blocks at the run's end that nobody holds; of the run, if that is all.
@@ -593,7 +605,10 @@ bool RunForest::TakeCopy(Run& run, Holder& holder, std::uint32_t offset) noexcep
   auto* counts = reinterpret_cast<std::uint8_t*>(CountsOf(run, holder));
   if (counts[offset] == 0) return false;
   Store(counts[offset], static_cast<std::uint8_t>(counts[offset] - 1));
-  if (counts[offset] > 0 || std::any_of(counts, counts + run.length, [](std::uint8_t count) { return count != 0; })) return true;
+  const auto* words = reinterpret_cast<const std::uint64_t*>(counts);  // Whole units, zero behind the run's end.
+  if (counts[offset] > 0 || std::any_of(words, words + (run.length + 7) / 8, [](std::uint64_t word) { return word != 0; })) {
+    return true;
+  }
   const Writing writing(run);
   arena_.Free(holder.bits + SideUnits(run, false), SideUnits(run, true) - SideUnits(run, false));
   SetSide(holder, holder.bits, false);
@@ -741,7 +756,7 @@ void RunForest::Remove(EndpointId id) noexcept {
   if (slot.owner_or_0 != 0) Retire(slot.owner_or_0 - 1);
 }
 
-// Ends up to `memberships` of the dead, and then their owners; no more than 16 times as many blocks, since a long run that
+// Ends up to `memberships` of the dead, and then their owners; no more than 4 times as many blocks, since a long run that
 // nobody else holds goes block by block.
 void RunForest::SweepSome(std::int64_t memberships) noexcept {
   std::int64_t blocks = memberships < kNever / kBlocksPerMembership ? memberships * kBlocksPerMembership : kNever;
@@ -869,25 +884,19 @@ KvResult RunForest::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey 
       if (tier != kSpeculative) Forget(place.run, owner, place.offset, place.offset + count);
       previous = {place.run, place.offset + count - 1};
     } else {
-      // As many as are new go behind the one before, if it is the last of its run, else into a run of their own.
-      std::size_t fresh = 1;
-      while (i + fresh < keys.size()) {
-        if (i + fresh + kAhead < keys.size()) table_.Prefetch(keys[i + fresh + kAhead]);
-        if (PlaceOf(keys[i + fresh]).run != kNone) break;
-        ++fresh;
-      }
+      // What is new goes behind the one before, if that is the last of its run, else into a run of its own.
       std::uint32_t run = previous.run;
       std::uint32_t from = 0;
       if (run != kNone && previous.offset + 1u == At(run).length) {
         from = At(run).length;
-        count = Append(run, keys.subspan(i, fresh));
+        count = Append(run, keys.subspan(i));
       } else if (run != kNone) {
         ++stats_.forks;
       }
       if (count == 0) {
         run = NewRun(previous_key, previous);
         from = 0;
-        count = run != kNone ? Append(run, keys.subspan(i, fresh)) : 0;
+        count = run != kNone ? Append(run, keys.subspan(i)) : 0;
       }
       if (count == 0 || !Mark(run, owner, tier, from, from + count)) {
         if (run != kNone) Trim(run);

@@ -17,7 +17,7 @@ vcpkg_cmake_configure(
 vcpkg_cmake_install()
 vcpkg_cmake_config_fixup(CONFIG_PATH lib/cmake/tokroute)
 if("tools" IN_LIST FEATURES)
-  vcpkg_copy_tools(TOOL_NAMES tokroute-conformance tokroute-sim AUTO_CLEAN)
+  vcpkg_copy_tools(TOOL_NAMES tokroute-conformance tokroute-index-bench tokroute-sim AUTO_CLEAN)
 endif()
 
 # The licence goes where vcpkg wants it, once.
