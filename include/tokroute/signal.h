@@ -5,6 +5,7 @@
 #ifndef TOKROUTE_SIGNAL_H_
 #define TOKROUTE_SIGNAL_H_
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +35,11 @@ concept Signal = requires {
 // Prompt tokens whose blocks the endpoint already holds, from the first block on, without a gap, on any tier.
 // 0 .. prompt tokens. Filled by prefix producers.
 TOKROUTE_SIGNAL(MatchedTokens, std::int64_t, "matched_tokens", "tokens");
-// The same, each weighted by its storage tier (device 1.0). Affinity is this / prompt tokens. Filled by prefix producers.
+// By storage tier (device, host, disk, unknown), each from the first block on without a gap in that tier. Filled by the
+// event-driven prefix producer.
+using TokensByTier = std::array<std::int64_t, 4>;
+TOKROUTE_SIGNAL(MatchedTokensByTier, TokensByTier, "matched_tokens_by_tier", "tokens per tier");
+// MatchedTokens, each weighted by its storage tier (device 1.0). Affinity is this / prompt tokens. Filled by prefix producers.
 TOKROUTE_SIGNAL(WeightedMatchedTokens, double, "weighted_matched_tokens", "tokens");
 // Prompt tokens - MatchedTokens, at least 0. Filled by prefix producers.
 TOKROUTE_SIGNAL(UncachedTokens, std::int64_t, "uncached_tokens", "tokens");

@@ -1,10 +1,10 @@
 // Where each key is: from 64-bit keys to places (a run and an offset in it), for one writer and any number of readers.
 //
-// Private to src/prefix. A slot has 32 bits of run, 12 of offset and 20 of the key's hash; the key itself lies in its run,
-// and whoever looks up says whether a place is the right one, so a foreign run is looked at once in some hundred probes.
-// Sharded extendible hashing: 4,096 shards, each a table of 8 to 256 slots or a directory of such tables, which grow by
-// a half or a third, split and shrink one at a time, from what their slots say: the longest pause is the split of 256 slots, whatever the
-// size. Tables live in the arena, so the memory cap covers them.
+// Private to src/prefix. A slot has 32 bits of run, 12 of offset and 20 of the key's hash; the key itself lies in its
+// run, and whoever looks up says whether a place is the right one, so a foreign run is looked at once in some hundred
+// probes. Sharded extendible hashing: 4,096 shards, each a table of 8 to 256 slots or a directory of such tables, which
+// grow by a half or a third, split and shrink one at a time, from what their slots say: the longest pause is the split
+// of 256 slots, whatever the size. Tables live in the arena, so the memory cap covers them.
 //
 // A reader that races with the writer may miss a key that is there, or be shown a place where it is no more.
 #ifndef TOKROUTE_SRC_PREFIX_PLACE_TABLE_H_
@@ -70,8 +70,8 @@ class PlaceTable {
     return {};
   }
 
-  // offset <= kMostOffset. False, and nothing changed, when the key is there already (which `is_it` says of a place, as for
-  // Find) or there is no memory.
+  // offset <= kMostOffset. False, and nothing changed, when the key is there already (which `is_it` says of a place, as
+  // for Find) or there is no memory.
   template <class IsIt>
   bool Insert(std::uint64_t key, Place place, IsIt&& is_it) noexcept {
     if (shards_ == nullptr || Find(key, is_it).run != kNone) return false;
@@ -160,7 +160,8 @@ class PlaceTable {
   static constexpr std::uint32_t kPrintBits = 20, kOffsetBits = 12;
   // A table's size by its number: close enough to each other that no more than half of a table is empty after growth.
   static constexpr std::array<std::uint16_t, 11> kSlots{0, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
-  static constexpr std::uint32_t kLeastSize = 1, kMostSize = kSlots.size() - 1, kHalfSize = 9;  // kHalfSize: after a split.
+  static constexpr std::uint32_t kLeastSize = 1, kMostSize = kSlots.size() - 1,
+                                 kHalfSize = 9;  // kHalfSize: after a split.
   static constexpr std::uint32_t kHomeBits = 8, kMostDepth = kPrintBits - kHomeBits;
   static constexpr std::uint64_t kEmpty = ~std::uint64_t{0}, kIsDirectory = 0x80;
   static constexpr std::uint64_t kPrintMask = (std::uint64_t{1} << kPrintBits) - 1;
@@ -186,8 +187,12 @@ class PlaceTable {
   static Directory DirectoryOf(std::uint64_t word) noexcept {
     return {static_cast<std::uint32_t>(word >> 32), std::min(static_cast<std::uint32_t>(word & 0x7F), kMostDepth)};
   }
-  static std::uint64_t Pack(const Directory& d) noexcept { return std::uint64_t{d.chunk} << 32 | kIsDirectory | d.depth; }
-  static std::uint32_t UnitsOf(const Table& table) noexcept { return Arena::UnitsFor(table.slots() * sizeof(std::uint64_t)); }
+  static std::uint64_t Pack(const Directory& d) noexcept {
+    return std::uint64_t{d.chunk} << 32 | kIsDirectory | d.depth;
+  }
+  static std::uint32_t UnitsOf(const Table& table) noexcept {
+    return Arena::UnitsFor(table.slots() * sizeof(std::uint64_t));
+  }
   static std::uint32_t UnitsOf(const Directory& directory) noexcept {
     return Arena::UnitsFor(sizeof(std::uint64_t) << directory.depth);
   }
@@ -208,7 +213,9 @@ class PlaceTable {
     return {static_cast<std::uint32_t>(slot >> 32),
             static_cast<std::uint32_t>(slot >> kPrintBits) & ((1u << kOffsetBits) - 1)};
   }
-  static std::uint32_t ShardOf(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash >> (64 - kShardBits)); }
+  static std::uint32_t ShardOf(std::uint64_t hash) noexcept {
+    return static_cast<std::uint32_t>(hash >> (64 - kShardBits));
+  }
   static std::uint32_t EntryOf(std::uint64_t hash, std::uint32_t depth) noexcept {
     return static_cast<std::uint32_t>(hash) >> kHomeBits & ((1u << depth) - 1);
   }
@@ -219,7 +226,8 @@ class PlaceTable {
     if ((word & kIsDirectory) == 0) return Unpack(word);
     const Directory directory = DirectoryOf(word);
     const auto* entries = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(directory.chunk));
-    if (entries == nullptr || (sizeof(std::uint64_t) << directory.depth) > Arena::BytesBehind(directory.chunk)) return {};
+    if (entries == nullptr || (sizeof(std::uint64_t) << directory.depth) > Arena::BytesBehind(directory.chunk))
+      return {};
     return Unpack(Load(entries[EntryOf(hash, directory.depth)]));
   }
   // Writes a table's word wherever it stands: for all hashes that share the table's bits.

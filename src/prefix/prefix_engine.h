@@ -19,8 +19,8 @@ namespace tokroute::internal {
 
 inline constexpr std::int64_t kMostCapacityTokens = std::int64_t{1} << 40;
 
-// As PrefixIndex says of each. Options, ids that cannot be, and keys made with other options do not get here. What a mode
-// does not have is answered by these defaults.
+// As PrefixIndex says of each. Options, ids that cannot be, and keys made with other options do not get here. What a
+// mode does not have is answered by these defaults.
 class PrefixEngine {
  public:
   PrefixEngine() = default;
@@ -64,7 +64,7 @@ class PrefixEngine {
     return absl::FailedPreconditionError("PrefixIndex::Save: want an exact index");
   }
   virtual absl::Status LoadFrom(const std::function<std::size_t(std::span<std::byte>)>&,
-                            const std::function<EndpointId(EndpointId)>&) {
+                                const std::function<EndpointId(EndpointId)>&) {
     return absl::FailedPreconditionError("PrefixIndex::Load: want an exact index");
   }
 };

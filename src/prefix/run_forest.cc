@@ -15,18 +15,18 @@ namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kBlocksPerMembership = 4;  // That a sweep takes at a time.
-constexpr int kTries = 8;                    // Looks at a run that keeps changing.
-constexpr std::uint32_t kWalkedRuns = 3;     // Walked down one by one; beyond, the prompt is searched.
-constexpr std::uint32_t kRunsAhead = 4;      // Records fetched ahead on the way down.
-constexpr std::uint32_t kProbes = 8;         // Of one round of that search.
-constexpr std::uint32_t kLeastStep = 64;     // Keys that an array makes room for at first.
-constexpr std::uint32_t kAhead = 12;         // Keys whose table lines are fetched ahead.
+constexpr int kTries = 8;                         // Looks at a run that keeps changing.
+constexpr std::uint32_t kWalkedRuns = 3;          // Walked down one by one; beyond, the prompt is searched.
+constexpr std::uint32_t kRunsAhead = 4;           // Records fetched ahead on the way down.
+constexpr std::uint32_t kProbes = 8;              // Of one round of that search.
+constexpr std::uint32_t kLeastStep = 64;          // Keys that an array makes room for at first.
+constexpr std::uint32_t kAhead = 12;              // Keys whose table lines are fetched ahead.
 constexpr std::uint32_t kKeysPerUnit = Arena::kUnitBytes / sizeof(BlockKey);
 
 constexpr std::uint32_t UnitsOf(std::uint32_t keys) noexcept { return (keys + kKeysPerUnit - 1) / kKeysPerUnit; }
 
-// To a multiple of 2^-32: products with up to two million blocks, and their sums, are then exact, so neither the order nor
-// a contracted multiply-add can change a decision.
+// To a multiple of 2^-32: products with up to two million blocks, and their sums, are then exact, so neither the order
+// nor a contracted multiply-add can change a decision.
 double Rounded(double weight) noexcept {
   return static_cast<double>(static_cast<std::int64_t>(weight * 0x1p32 + 0.5)) * 0x1p-32;
 }
@@ -52,8 +52,8 @@ class RunForest::Writing {
   Run& run_;
 };
 
-// Calls look(run) until the run did not change meanwhile; false if look said no, or it kept changing. What look reads, it
-// must Load; what a run names may be read as well, since it is checked afterwards that it was still the run's.
+// Calls look(run) until the run did not change meanwhile; false if look said no, or it kept changing. What look reads,
+// it must Load; what a run names may be read as well, since it is checked afterwards that it was still the run's.
 template <class Look>
 bool RunForest::Steadily(std::uint32_t at, Look&& look, std::uint32_t* seen) const noexcept {
   const auto* run = reinterpret_cast<const Run*>(arena_.TryAddress(at));
@@ -86,28 +86,32 @@ bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Step& step) co
   const Place place = table_.Find(first, [&](Place candidate) {
     // Only a run's first key goes on where another run was left.
     if (candidate.offset != 0) return false;
-    return Steadily(candidate.run, [&](const Run& run) {
-      const std::uint32_t length = Load(run.length), whole = std::min(length, count - depth);
-      const BlockKey* keys = TryKeys(run, length);
-      if (length == 0 || keys == nullptr) return false;
-      const std::span<const BlockKey> mine = prompt.Ensure(depth + whole).subspan(depth);
-      step = {candidate.run, depth, whole, 0};
-      // Chained keys: where one agrees, all before it do, so it is one compare or a binary search.
-      if (Load(keys[whole - 1]) == mine[whole - 1]) return true;
-      std::uint32_t agrees = 0, differs = whole;
-      while (differs - agrees > 1) {
-        const std::uint32_t middle = agrees + (differs - agrees) / 2;
-        (Load(keys[middle - 1]) == mine[middle - 1] ? agrees : differs) = middle;
-      }
-      step.matched = agrees;
-      return agrees > 0;
-    }, &version);
+    return Steadily(
+        candidate.run,
+        [&](const Run& run) {
+          const std::uint32_t length = Load(run.length), whole = std::min(length, count - depth);
+          const BlockKey* keys = TryKeys(run, length);
+          if (length == 0 || keys == nullptr) return false;
+          const std::span<const BlockKey> mine = prompt.Ensure(depth + whole).subspan(depth);
+          step = {candidate.run, depth, whole, 0};
+          // Chained keys: where one agrees, all before it do, so it is one compare or a binary search.
+          if (Load(keys[whole - 1]) == mine[whole - 1]) return true;
+          std::uint32_t agrees = 0, differs = whole;
+          while (differs - agrees > 1) {
+            const std::uint32_t middle = agrees + (differs - agrees) / 2;
+            (Load(keys[middle - 1]) == mine[middle - 1] ? agrees : differs) = middle;
+          }
+          step.matched = agrees;
+          return agrees > 0;
+        },
+        &version);
   });
   step.version = version;
   return place.run != kNone;
 }
 
-void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out, std::vector<std::uint32_t>& path) noexcept {
+void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out,
+                      std::vector<std::uint32_t>& path) noexcept {
   out.clear();
   path.clear();
   const std::int64_t count = std::min<std::int64_t>(prompt.block_count(), 0x7FFFFFFF);
@@ -137,17 +141,20 @@ void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out,
   out.clear();  // All kept changing under us: nothing is certain.
 }
 
-// Finds the prompt's deepest block that is anywhere, by probing, and walks up from there to `depth`. Exact with holes: no
-// endpoint can hold more than up to a block that nobody has, and what it holds above is looked at run by run.
+// Finds the prompt's deepest block that is anywhere, by probing, and walks up from there to `depth`. Exact with holes:
+// no endpoint can hold more than up to a block that nobody has, and what it holds above is looked at run by run.
 void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
                            std::vector<std::uint32_t>& path) const noexcept {
   std::uint32_t version = 0;  // Of the run found last.
   const auto find = [&](std::uint32_t at) {
     return table_.Find(keys[at], [&](Place candidate) {
-      return Steadily(candidate.run, [&](const Run& run) {
-        const BlockKey* own = candidate.offset < Load(run.length) ? TryKeys(run, candidate.offset + 1) : nullptr;
-        return own != nullptr && Load(own[candidate.offset]) == keys[at];
-      }, &version);
+      return Steadily(
+          candidate.run,
+          [&](const Run& run) {
+            const BlockKey* own = candidate.offset < Load(run.length) ? TryKeys(run, candidate.offset + 1) : nullptr;
+            return own != nullptr && Load(own[candidate.offset]) == keys[at];
+          },
+          &version);
     });
   };
   const std::size_t known = path.size();
@@ -195,7 +202,9 @@ void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
         shape = Load(run.parent_shape);
         return parent.run != kNone && Load(run.parent_key) == keys[end - 1];
       };
-      const auto as_noted = [&](const Run& run) { return Load(run.shape) == shape && parent.offset < Load(run.length); };
+      const auto as_noted = [&](const Run& run) {
+        return Load(run.shape) == shape && parent.offset < Load(run.length);
+      };
       const bool hinted = Steadily(deepest.run, child, nullptr) && Steadily(parent.run, as_noted, &version);
       deepest = hinted ? parent : find(end - 1);
       deepest_version = version;
@@ -215,10 +224,9 @@ bool RunForest::Holds(const Holder& holder, std::uint32_t offset) const noexcept
   return (Load(words[offset / 64]) >> (offset % 64) & 1) != 0;
 }
 
-// Every living holder on the path with its depth. An endpoint that holds all of a run so far goes on to the next. False: a
-// run changed meanwhile, and what `out` says may be no moment's truth.
-bool RunForest::Emit(std::span<const std::uint32_t> path,
-                     std::vector<PrefixMatch::Holder>& out) const noexcept {
+// Every living holder on the path with its depth. An endpoint that holds all of a run so far goes on to the next.
+// False: a run changed meanwhile, and what `out` says may be no moment's truth.
+bool RunForest::Emit(std::span<const std::uint32_t> path, std::vector<PrefixMatch::Holder>& out) const noexcept {
   out.clear();
   const bool any_dead = any_dead_.load(std::memory_order_acquire);
   for (std::size_t i = 0; i < path.size(); i += kStepWords) {
@@ -271,10 +279,16 @@ bool RunForest::Emit(std::span<const std::uint32_t> path,
       if (blocks == 0) continue;
       any = true;
       if (step.start == 0) {
-        out.push_back({.endpoint = {row, Load(owner.incarnation)}, .blocks = blocks, .weighted_blocks = weighted});
-      } else {
-        out[known].blocks += blocks;
-        out[known].weighted_blocks += weighted;
+        known = out.size();
+        out.push_back({.endpoint = {row, Load(owner.incarnation)}, .blocks = 0, .weighted_blocks = 0});
+      }
+      PrefixMatch::Holder& found = out[known];
+      found.blocks += blocks;
+      found.weighted_blocks += weighted;
+      for (std::uint32_t t = 0; t < tiers; ++t) {
+        std::int32_t& of_tier = found.tier_blocks[std::min(Load(held[t].packed) & 7u, kSpeculative)];
+        if (of_tier != static_cast<std::int32_t>(step.start)) continue;
+        of_tier += static_cast<std::int32_t>(std::min<std::uint32_t>(Load(held[t].cutoff), step.matched));
       }
     }
     if (Load(run.version) != step.version) return false;
@@ -284,7 +298,8 @@ bool RunForest::Emit(std::span<const std::uint32_t> path,
 }
 
 // What several tiers of one endpoint hold together, from the first block on, each block in its best tier.
-std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> shared, std::uint32_t matched) const noexcept {
+std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> shared,
+                                                    std::uint32_t matched) const noexcept {
   std::array<Holder, kTiers> copies;
   const std::span<Holder> tiers = std::span(copies).first(shared.size());
   for (std::size_t i = 0; i < shared.size(); ++i) tiers[i] = LoadRecord(shared[i]);
@@ -305,8 +320,9 @@ std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> shar
 
 RunForest::RunForest(const PrefixIndexOptions& options) noexcept
     : options_(options),
-      weights_{Rounded(options.tier_weights.device), Rounded(options.tier_weights.host), Rounded(options.tier_weights.disk),
-               Rounded(options.tier_weights.unknown), Rounded(options.tier_weights.device)},
+      weights_{Rounded(options.tier_weights.device), Rounded(options.tier_weights.host),
+               Rounded(options.tier_weights.disk), Rounded(options.tier_weights.unknown),
+               Rounded(options.tier_weights.device)},
       clock_(options.clock),
       speculative_ttl_(options.speculative_ttl),
       orphan_ttl_(options.orphan_ttl),
@@ -404,7 +420,8 @@ std::uint32_t RunForest::Append(std::uint32_t at, std::span<const BlockKey> keys
   for (std::uint32_t step = kLeastStep; done < keys.size(); step *= 2) {
     const auto left = static_cast<std::uint32_t>(std::min<std::size_t>(keys.size() - done, kMostKeys - run.length));
     std::uint32_t count = std::min(step, left);
-    if (!Grow(at, run.length + count)) count = std::min<std::uint32_t>(count, run.key_units * kKeysPerUnit - run.length);
+    if (!Grow(at, run.length + count))
+      count = std::min<std::uint32_t>(count, run.key_units * kKeysPerUnit - run.length);
     if (count == 0) break;
     BlockKey* const own = KeysOf(run);
     for (std::uint32_t i = 0; i < count; ++i, ++done) {
@@ -465,7 +482,8 @@ RunForest::Holder* RunForest::FindHolder(std::uint32_t at, std::uint32_t tag, st
 // One that holds nothing yet. False: no memory.
 bool RunForest::AddHolder(std::uint32_t at, std::uint32_t owner, std::uint32_t tier) noexcept {
   Run& run = At(at);
-  const std::uint32_t room = run.holders == kNone ? 1 : run.holder_units * Arena::kUnitBytes / std::uint32_t{sizeof(Holder)};
+  const std::uint32_t room =
+      run.holders == kNone ? 1 : run.holder_units * Arena::kUnitBytes / std::uint32_t{sizeof(Holder)};
   const std::uint32_t count = run.holder_count;
   if (count == room) {
     const std::uint32_t units = Arena::UnitsFor((count + count / 2 + 1) * sizeof(Holder));
@@ -480,8 +498,12 @@ bool RunForest::AddHolder(std::uint32_t at, std::uint32_t owner, std::uint32_t t
   }
   Owner& whose = owners_.get()[owner];
   List& list = whose.lists[tier];
-  const Holder added{.tag = TagOf(owner), .cutoff = 0, .packed = static_cast<std::uint16_t>(tier),
-                     .bits = kNone, .older = list.newest, .newer = kNone};
+  const Holder added{.tag = TagOf(owner),
+                     .cutoff = 0,
+                     .packed = static_cast<std::uint16_t>(tier),
+                     .bits = kNone,
+                     .older = list.newest,
+                     .newer = kNone};
   if (list.newest != kNone) {
     Store(FindHolder(list.newest, added.tag, tier)->newer, at);
   } else {
@@ -606,7 +628,8 @@ bool RunForest::TakeCopy(Run& run, Holder& holder, std::uint32_t offset) noexcep
   if (counts[offset] == 0) return false;
   Store(counts[offset], static_cast<std::uint8_t>(counts[offset] - 1));
   const auto* words = reinterpret_cast<const std::uint64_t*>(counts);  // Whole units, zero behind the run's end.
-  if (counts[offset] > 0 || std::any_of(words, words + (run.length + 7) / 8, [](std::uint64_t word) { return word != 0; })) {
+  if (counts[offset] > 0 ||
+      std::any_of(words, words + (run.length + 7) / 8, [](std::uint64_t word) { return word != 0; })) {
     return true;
   }
   const Writing writing(run);
@@ -756,8 +779,8 @@ void RunForest::Remove(EndpointId id) noexcept {
   if (slot.owner_or_0 != 0) Retire(slot.owner_or_0 - 1);
 }
 
-// Ends up to `memberships` of the dead, and then their owners; no more than 4 times as many blocks, since a long run that
-// nobody else holds goes block by block.
+// Ends up to `memberships` of the dead, and then their owners; no more than 4 times as many blocks, since a long run
+// that nobody else holds goes block by block.
 void RunForest::SweepSome(std::int64_t memberships) noexcept {
   std::int64_t blocks = memberships < kNever / kBlocksPerMembership ? memberships * kBlocksPerMembership : kNever;
   while (first_dead_ != kNone) {
@@ -770,7 +793,8 @@ void RunForest::SweepSome(std::int64_t memberships) noexcept {
         Holder& holder = *FindHolder(run, TagOf(at), tier);
         if (holder.bits == kNone && holder.cutoff > blocks) {
           const Writing writing(At(run));
-          SetHolder(holder, holder.cutoff - static_cast<std::uint32_t>(blocks), holder.cutoff - static_cast<std::uint32_t>(blocks));
+          SetHolder(holder, holder.cutoff - static_cast<std::uint32_t>(blocks),
+                    holder.cutoff - static_cast<std::uint32_t>(blocks));
           blocks = 0;
         } else {
           blocks -= holder.held();
@@ -811,7 +835,8 @@ KvResult RunForest::Refuse(KvResult result, std::uint32_t slot) noexcept {
   return result;
 }
 
-KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> parent, std::span<const BlockKey> keys) noexcept {
+KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> parent,
+                           std::span<const BlockKey> keys) noexcept {
   const MutexLock lock(mutex_);
   SweepSome(kSweepStep);
   const auto tier = static_cast<std::uint32_t>(source.tier);
@@ -824,7 +849,8 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
   bool orphan = false;
   if (parent_key != 0) {
     const Place hint = whose.last;
-    const bool hinted = hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == parent_key;
+    const bool hinted =
+        hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == parent_key;
     whose.last = hinted ? hint : PlaceOf(parent_key);
     orphan = !Reaches(whose.last);
   }
@@ -843,8 +869,8 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
 }
 
 // The owner's tier holds these keys, each behind the one before, from now on; the first `stored` of them, if not all.
-KvResult RunForest::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey parent,
-                              std::span<const BlockKey> keys, std::size_t& stored) noexcept {
+KvResult RunForest::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey parent, std::span<const BlockKey> keys,
+                              std::size_t& stored) noexcept {
   Owner& whose = owners_.get()[owner];
   for (std::size_t i = 0; i < std::min<std::size_t>(keys.size(), kAhead); ++i) table_.Prefetch(keys[i]);
 
@@ -852,7 +878,8 @@ KvResult RunForest::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey 
   BlockKey previous_key = parent;
   if (previous_key != 0) {
     const Place hint = whose.last;
-    const bool hinted = hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == previous_key;
+    const bool hinted =
+        hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == previous_key;
     previous = hinted ? hint : PlaceOf(previous_key);
   }
   const auto place_of = [&](std::size_t i) -> Place {
@@ -876,7 +903,9 @@ KvResult RunForest::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey 
         ++stats_.conflicting_keys;
         return KvResult::kConflict;
       }
-      while (i + count < keys.size() && place.offset + count < run.length && own[place.offset + count] == keys[i + count]) ++count;
+      while (i + count < keys.size() && place.offset + count < run.length &&
+             own[place.offset + count] == keys[i + count])
+        ++count;
       if (!Mark(place.run, owner, tier, place.offset, place.offset + count)) {
         ++stats_.cap_hits;
         return KvResult::kNoRoom;
@@ -1054,7 +1083,8 @@ void RunForest::ExpireOrphans() noexcept {
 void RunForest::Forget(std::uint32_t at, std::uint32_t owner, std::uint32_t from, std::uint32_t to) noexcept {
   if (stats_.speculative_blocks == 0) return;
   for (std::uint32_t i = from; i < to; ++i) {
-    while (Unmark(at, owner, kSpeculative, i)) {}
+    while (Unmark(at, owner, kSpeculative, i)) {
+    }
   }
 }
 
@@ -1095,7 +1125,8 @@ PrefixReceipt RunForest::Speculate(EndpointId id, std::span<const BlockKey> keys
     return {};
   }
   budget_.Give(bytes - static_cast<std::int64_t>(stored * sizeof(BlockKey)));
-  if (speculations_.size() == 1) next_deadline_.store(speculations_.front().deadline.count(), std::memory_order_release);
+  if (speculations_.size() == 1)
+    next_deadline_.store(speculations_.front().deadline.count(), std::memory_order_release);
   return {.serial = last_serial_, .entry = 0, .blocks = static_cast<std::int64_t>(stored)};
 }
 
@@ -1121,7 +1152,8 @@ void RunForest::ExpireSpeculations(std::chrono::nanoseconds now) noexcept {
     if (speculations_.front().serial != 0) Withdraw(speculations_.front());
     speculations_.pop_front();
   }
-  next_deadline_.store(speculations_.empty() ? kNever : speculations_.front().deadline.count(), std::memory_order_release);
+  next_deadline_.store(speculations_.empty() ? kNever : speculations_.front().deadline.count(),
+                       std::memory_order_release);
   GiveBack();
 }
 
@@ -1143,7 +1175,8 @@ void RunForest::OnFirstToken(const PrefixReceipt& receipt) noexcept {
   if (speculation != nullptr) speculation->confirmed = true;
 }
 
-// Aborted before the first token, nothing will be stored. Otherwise the events may be on their way: the deadline stands.
+// Aborted before the first token, nothing will be stored. Otherwise the events may be on their way: the deadline
+// stands.
 void RunForest::OnReleased(PrefixReceipt& receipt, bool aborted) noexcept {
   const PrefixReceipt was = std::exchange(receipt, {});
   if (was.serial == 0) return;
@@ -1244,17 +1277,21 @@ absl::Status RunForest::Audit() {
   });
   if (!good) return fail("a key is not where the table says");
   if (keys != stats_.distinct_blocks || keys != table_.size() || std::ssize(runs) != stats_.runs) {
-    return fail("table has ", keys, " keys of ", runs.size(), " runs, counted ", stats_.distinct_blocks, " of ", stats_.runs);
+    return fail("table has ", keys, " keys of ", runs.size(), " runs, counted ", stats_.distinct_blocks, " of ",
+                stats_.runs);
   }
-  std::int64_t units = table_.units() + std::int64_t{kRunsPerSlab} * std::ssize(slabs_), pairs = 0, memberships = 0, dead = 0;
+  std::int64_t units = table_.units() + std::int64_t{kRunsPerSlab} * std::ssize(slabs_), pairs = 0, memberships = 0,
+               dead = 0;
   for (const auto& [at, found] : runs) {
     Run& run = At(at);
-    if (run.length != found || (run.version & 1) != 0) return fail("run ", at, " has ", run.length, " keys, in the table ", found);
+    if (run.length != found || (run.version & 1) != 0)
+      return fail("run ", at, " has ", run.length, " keys, in the table ", found);
     units += run.key_units + (run.holders != kNone ? run.holder_units : 0);
     std::uint64_t previous = 0;
     bool tail = false;
     for (const Holder& holder : HoldersOf(run)) {
-      if (memberships > 0 && &holder != HoldersOf(run).data() && holder.order() <= previous) return fail("run ", at, ": holders unordered");
+      if (memberships > 0 && &holder != HoldersOf(run).data() && holder.order() <= previous)
+        return fail("run ", at, ": holders unordered");
       previous = holder.order();
       std::uint32_t held = 0, cutoff = run.length;
       for (std::uint32_t i = 0; i < run.length; ++i) {
@@ -1262,7 +1299,8 @@ absl::Status RunForest::Audit() {
         else cutoff = std::min(cutoff, i);
       }
       if (held == 0 || held != holder.held() || cutoff != holder.cutoff) {
-        return fail("run ", at, ": holder says ", holder.held(), " with cut-off ", holder.cutoff, ", holds ", held, ", ", cutoff);
+        return fail("run ", at, ": holder says ", holder.held(), " with cut-off ", holder.cutoff, ", holds ", held,
+                    ", ", cutoff);
       }
       if ((holder.bits != kNone) != (held != cutoff || holder.counted())) {
         return fail("run ", at, ": a bitmap without need, or none");
@@ -1275,7 +1313,8 @@ absl::Status RunForest::Audit() {
     }
     if (!tail) return fail("run ", at, ": nobody holds its end");
   }
-  if (pairs != stats_.holder_blocks + stats_.speculative_blocks || memberships != stats_.memberships || dead != stats_.pending_sweep) {
+  if (pairs != stats_.holder_blocks + stats_.speculative_blocks || memberships != stats_.memberships ||
+      dead != stats_.pending_sweep) {
     return fail("counted ", pairs, " pairs, ", memberships, " memberships, ", dead, " dead");
   }
   std::int64_t listed = 0;
@@ -1303,6 +1342,8 @@ absl::Status RunForest::Audit() {
   return budget_.peak() <= budget_.limit() ? absl::OkStatus() : fail("over the memory limit");
 }
 
-std::unique_ptr<PrefixEngine> MakeRunForest(const PrefixIndexOptions& options) { return std::make_unique<RunForest>(options); }
+std::unique_ptr<PrefixEngine> MakeRunForest(const PrefixIndexOptions& options) {
+  return std::make_unique<RunForest>(options);
+}
 
 }  // namespace tokroute::internal

@@ -1,17 +1,17 @@
-// The run forest: which endpoints hold which blocks, block by block, as their engines tell. One writer at a time and any
-// number of readers, who never wait.
+// The run forest: which endpoints hold which blocks, block by block, as their engines tell. One writer at a time and
+// any number of readers, who never wait.
 //
 // Private to src/prefix. A key lies in exactly one place: at some offset of one run, an array of consecutive keys of a
-// chain. Keys are chained, so the block that follows one is found in the table by its own key; a fork is just a run that
-// begins there, and nothing is ever split. Each run lists its holders: an endpoint's tier, how many blocks it holds from
-// the run's first one on without a gap (the cut-off), and a bitmap if it holds others beyond.
+// chain. Keys are chained, so the block that follows one is found in the table by its own key; a fork is just a run
+// that begins there, and nothing is ever split. Each run lists its holders: an endpoint's tier, how many blocks it
+// holds from the run's first one on without a gap (the cut-off), and a bitmap if it holds others beyond.
 //
 // A run whose parent nobody has told of is stored all the same: it becomes reachable when the parent comes, since links
 // are implied by keys. What a run notes of its parent is a hint for walking up.
 //
-// Readers: a run's record changes between two steps of its version (even: at rest). Whoever reads it looks at the version
-// before and after and starts again if it moved; after some tries it gives up and sees nothing of the run, so a race may
-// under-credit but never over-credit: each run's cut-offs were true together at one moment during the call.
+// Readers: a run's record changes between two steps of its version (even: at rest). Whoever reads it looks at the
+// version before and after and starts again if it moved; after some tries it gives up and sees nothing of the run, so a
+// race may under-credit but never over-credit: each run's cut-offs were true together at one moment during the call.
 #ifndef TOKROUTE_SRC_PREFIX_RUN_FOREST_H_
 #define TOKROUTE_SRC_PREFIX_RUN_FOREST_H_
 
@@ -42,22 +42,25 @@ namespace tokroute::internal {
 class RunForest final : public PrefixEngine {
  public:
   explicit RunForest(const PrefixIndexOptions& options) noexcept;
-  void Match(PromptKeys& keys, std::vector<PrefixMatch::Holder>& out, std::vector<std::uint32_t>& path) noexcept override;
-  KvResult Stored(const KvSource& source, std::optional<BlockKey> parent, std::span<const BlockKey> keys) noexcept override;
+  void Match(PromptKeys& keys, std::vector<PrefixMatch::Holder>& out,
+             std::vector<std::uint32_t>& path) noexcept override;
+  KvResult Stored(const KvSource& source, std::optional<BlockKey> parent,
+                  std::span<const BlockKey> keys) noexcept override;
   KvResult Removed(const KvSource& source, std::span<const BlockKey> keys) noexcept override;
   void ClearEndpoint(EndpointId id) noexcept override;
   KvSequence Sequence(EndpointId id, std::uint64_t number) noexcept override;
   bool WantsResync(EndpointId id) noexcept override;
   absl::Status SaveTo(const std::function<bool(std::span<const std::byte>)>& write) override;
   absl::Status LoadFrom(const std::function<std::size_t(std::span<std::byte>)>& read,
-                    const std::function<EndpointId(EndpointId)>& endpoint_of) override;
+                        const std::function<EndpointId(EndpointId)>& endpoint_of) override;
   void RemoveEndpoint(EndpointId id) noexcept override;
   void RetireDead(const FleetView& alive) noexcept override;
   std::int64_t Sweep(std::int64_t memberships) noexcept override;
   std::int64_t HeldBlocks(EndpointId id) noexcept override;
   std::int64_t DeviceBlocks(EndpointId id) const noexcept override;
   std::int64_t RecordableBlocks(EndpointId id, std::int64_t blocks) noexcept override;
-  PrefixReceipt Record(EndpointId id, std::span<const BlockKey> keys, bool shortened, const FleetView* alive) noexcept override;
+  PrefixReceipt Record(EndpointId id, std::span<const BlockKey> keys, bool shortened,
+                       const FleetView* alive) noexcept override;
   void OnFirstToken(const PrefixReceipt& receipt) noexcept override;
   void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept override;
   PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept override;
@@ -66,7 +69,7 @@ class RunForest final : public PrefixEngine {
   absl::Status Audit() override;
 
  private:
-  static constexpr std::uint32_t kMostKeys = 4095;     // Of a run: offsets and counts fit 12 bits.
+  static constexpr std::uint32_t kMostKeys = 4095;  // Of a run: offsets and counts fit 12 bits.
   static constexpr std::uint32_t kOwnerBits = 19, kMostOwners = 1u << kOwnerBits;
   static constexpr std::int64_t kSweepStep = 64;
   // Storage tiers, and behind them what booked requests will store: blocks that count as held until then.
@@ -74,13 +77,14 @@ class RunForest final : public PrefixEngine {
 
   // What one tier of one endpoint holds of a run. Sorted by tag, then tier.
   struct Holder {
-    std::uint32_t tag = 0;            // Slot, then owner.
-    std::uint16_t cutoff = 0;         // Blocks held from the run's first on.
-    std::uint16_t packed = 0;         // Blocks held in all, x 16; 8 if copies are counted; the tier.
-    // A bitmap of what is held, one bit a block, and if copies are counted, how many beyond the first, one byte a block.
-    // kNone: the first `cutoff` blocks, once.
+    std::uint32_t tag = 0;     // Slot, then owner.
+    std::uint16_t cutoff = 0;  // Blocks held from the run's first on.
+    std::uint16_t packed = 0;  // Blocks held in all, x 16; 8 if copies are counted; the tier.
+    // A bitmap of what is held, one bit a block, and if copies are counted, how many beyond the first, one byte a
+    // block. kNone: the first `cutoff` blocks, once.
     std::uint32_t bits = kNone;
-    std::uint32_t older = kNone, newer = kNone;  // Neighbours, as run ids, in the list of what this tier of the owner holds.
+    std::uint32_t older = kNone,
+                  newer = kNone;  // Neighbours, as run ids, in the list of what this tier of the owner holds.
     std::uint32_t held() const noexcept { return packed >> 4; }
     bool counted() const noexcept { return (packed & 8u) != 0; }
     std::uint32_t tier() const noexcept { return packed & 7u; }
@@ -99,7 +103,7 @@ class RunForest final : public PrefixEngine {
     std::uint16_t parent_offset = 0, length = 0, key_units = 0, holder_count = 0;
     Holder inline_holder;
     std::uint16_t holder_units = 0;
-    std::uint16_t orphan = 0;        // 1: it hung in the air when it was last looked at (see Reaches).
+    std::uint16_t orphan = 0;  // 1: it hung in the air when it was last looked at (see Reaches).
   };
   static_assert(sizeof(Run) == Arena::kUnitBytes);
   static constexpr std::uint32_t kRunsPerSlab = 64;
@@ -116,7 +120,7 @@ class RunForest final : public PrefixEngine {
     std::array<std::int64_t, kTiers> held = {};  // Read by readers.
     std::int64_t memberships = 0, orphans = 0;
     std::uint64_t life = 0;  // Tells this owner from others that had the record before.
-    Place last = {};  // Of the block it stored last: the next event goes on there, mostly.
+    Place last = {};         // Of the block it stored last: the next event goes on there, mostly.
   };
   struct Slot {
     std::uint32_t incarnation = 0, dead_through = 0;
@@ -128,10 +132,10 @@ class RunForest final : public PrefixEngine {
 
   // What a booked request will store.
   struct Speculation {
-    std::uint64_t serial = 0;    // Of its receipt; 0: over.
-    std::uint64_t life = 0;      // Of the owner.
+    std::uint64_t serial = 0;  // Of its receipt; 0: over.
+    std::uint64_t life = 0;    // Of the owner.
     std::uint32_t owner = kNone;
-    bool confirmed = false;      // The first token was seen.
+    bool confirmed = false;  // The first token was seen.
     std::chrono::nanoseconds deadline{};
     std::vector<BlockKey> keys;
   };
@@ -196,8 +200,7 @@ class RunForest final : public PrefixEngine {
   bool TakeCopy(Run& run, Holder& holder, std::uint32_t offset) noexcept TOKROUTE_REQUIRES(mutex_);
   void AddCopies(Run& run, Holder& holder, std::uint32_t from, std::uint32_t to) noexcept TOKROUTE_REQUIRES(mutex_);
   KvResult StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey parent, std::span<const BlockKey> keys,
-                     std::size_t& stored) noexcept
-      TOKROUTE_REQUIRES(mutex_);
+                     std::size_t& stored) noexcept TOKROUTE_REQUIRES(mutex_);
   void Forget(std::uint32_t run, std::uint32_t owner, std::uint32_t from, std::uint32_t to) noexcept
       TOKROUTE_REQUIRES(mutex_);
   Speculation* Find(const PrefixReceipt& receipt) noexcept TOKROUTE_REQUIRES(mutex_);
@@ -234,14 +237,15 @@ class RunForest final : public PrefixEngine {
   mutable Mutex mutex_;
   mutable ReaderGate gate_;
   MemoryBudget budget_ TOKROUTE_GUARDED_BY(mutex_);
-  Arena arena_;           // Written under the lock, read by anybody as shared_word.h says; so are the next two.
+  Arena arena_;  // Written under the lock, read by anybody as shared_word.h says; so are the next two.
   PlaceTable table_;
   const std::unique_ptr<Owner, void (*)(void*)> owners_;  // kMostOwners of them.
   std::uint32_t owner_count_ TOKROUTE_GUARDED_BY(mutex_) = 0, width_ TOKROUTE_GUARDED_BY(mutex_) = 0;
-  const std::unique_ptr<Slot, void (*)(void*)> slots_memory_;  // kMaxEndpoints of them, readers see owner and incarnation.
+  const std::unique_ptr<Slot, void (*)(void*)>
+      slots_memory_;  // kMaxEndpoints of them, readers see owner and incarnation.
   Slot* const slots_;
   std::deque<Speculation> speculations_ TOKROUTE_GUARDED_BY(mutex_);  // By deadline, which is also by serial.
-  std::deque<Orphans> orphans_ TOKROUTE_GUARDED_BY(mutex_);  // By deadline.
+  std::deque<Orphans> orphans_ TOKROUTE_GUARDED_BY(mutex_);           // By deadline.
   std::uint64_t last_serial_ TOKROUTE_GUARDED_BY(mutex_) = 0, last_life_ TOKROUTE_GUARDED_BY(mutex_) = 0;
   std::atomic<std::int64_t> next_deadline_;  // Of the speculations.
   std::atomic<bool> any_dead_{false};        // Some holders may be dead owners, not swept yet.

@@ -1,10 +1,10 @@
 // Snapshots of the run forest.
 //
 // All numbers little-endian. Head: "tokroute", u32 version, u32 block size, u32 key scheme, u64 check of the seed, u32
-// endpoints; each endpoint: u32 slot, u32 incarnation, u8 flags (1: sequenced, 2: wants a resync), u64 next sequence number.
-// Then runs: u8 1, u64 parent key (0: none), u32 keys, u32 holders, the keys, and each holder: u32 number of its endpoint
-// above, u8 tier, u32 cut-off, u32 words of bitmap, which stand for the blocks from the first on and may be none. Then u8 0
-// and the XXH3-64 of all that came before.
+// endpoints; each endpoint: u32 slot, u32 incarnation, u8 flags (1: sequenced, 2: wants a resync), u64 next sequence
+// number. Then runs: u8 1, u64 parent key (0: none), u32 keys, u32 holders, the keys, and each holder: u32 number of
+// its endpoint above, u8 tier, u32 cut-off, u32 words of bitmap, which stand for the blocks from the first on and may
+// be none. Then u8 0 and the XXH3-64 of all that came before.
 #include <algorithm>
 #include <bit>
 #include <concepts>
@@ -39,7 +39,9 @@ std::uint64_t SeedCheck(std::uint64_t seed) noexcept { return XXH3_64bits_withSe
 // Gathers bytes and hands them on in large pieces, outside the index's lock.
 class Writer {
  public:
-  explicit Writer(const std::function<bool(std::span<const std::byte>)>& write) : write_(write) { XXH3_64bits_reset(&hash_); }
+  explicit Writer(const std::function<bool(std::span<const std::byte>)>& write) : write_(write) {
+    XXH3_64bits_reset(&hash_);
+  }
   template <std::unsigned_integral T>
   void Put(T value) {
     for (std::size_t i = 0; i < sizeof(T); ++i) bytes_.push_back(static_cast<std::byte>(value >> (8 * i) & 0xFF));
@@ -185,7 +187,7 @@ absl::Status RunForest::SaveTo(const std::function<bool(std::span<const std::byt
 }
 
 absl::Status RunForest::LoadFrom(const std::function<std::size_t(std::span<std::byte>)>& read,
-                             const std::function<EndpointId(EndpointId)>& endpoint_of) try {
+                                 const std::function<EndpointId(EndpointId)>& endpoint_of) try {
   std::vector<std::byte> bytes;
   for (std::size_t size = 0;;) {
     bytes.resize(size + kBuffer);
@@ -202,7 +204,8 @@ absl::Status RunForest::LoadFrom(const std::function<std::size_t(std::span<std::
   const std::span<const std::byte> body = std::span(bytes).first(bytes.size() - kChecksum);
   Reader reader(body);
   (void)reader.Take(kMagic.size());
-  if (const auto version = reader.Get<std::uint32_t>(); version != kVersion) return Foreign("version", kVersion, version);
+  if (const auto version = reader.Get<std::uint32_t>(); version != kVersion)
+    return Foreign("version", kVersion, version);
   if (Reader(std::span(bytes).last(kChecksum)).Get<std::uint64_t>() != XXH3_64bits(body.data(), body.size())) {
     return Corrupted("truncated or corrupted: the checksum does not fit");
   }
@@ -312,7 +315,8 @@ void RunForest::Restore(std::uint32_t owner, BlockKey parent_key, std::span<cons
     while (end < keys.size() && wanted(end)) ++end;
     if (end > i) {
       std::size_t stored = 0;
-      const KvResult result = StoreKeys(owner, tier, i > 0 ? keys[i - 1] : parent_key, keys.subspan(i, end - i), stored);
+      const KvResult result =
+          StoreKeys(owner, tier, i > 0 ? keys[i - 1] : parent_key, keys.subspan(i, end - i), stored);
       stats_.stored_blocks += static_cast<std::int64_t>(stored);
       if (result != KvResult::kApplied) (void)Refuse(result, owners_.get()[owner].slot);
     }

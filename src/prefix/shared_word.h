@@ -1,8 +1,9 @@
 // Words that one writer changes while any number of readers look: every access a reader may see is atomic.
 //
-// Private to src/prefix. A reader may find garbage (memory that has been put to another use) and must check what it found
-// before it believes it; what it reads is never torn, and ThreadSanitizer knows it as atomic. The writer reads its own
-// words plainly. Loads acquire and stores release: free on x86-64, and enough for a version that is read before and after.
+// Private to src/prefix. A reader may find garbage (memory that has been put to another use) and must check what it
+// found before it believes it; what it reads is never torn, and ThreadSanitizer knows it as atomic. The writer reads
+// its own words plainly. Loads acquire and stores release: free on x86-64, and enough for a version that is read before
+// and after.
 #ifndef TOKROUTE_SRC_PREFIX_SHARED_WORD_H_
 #define TOKROUTE_SRC_PREFIX_SHARED_WORD_H_
 

@@ -29,10 +29,10 @@ class EventDrivenPrefixTest : public ::testing::Test {
  protected:
   EventDrivenPrefixTest() {
     index_ = *PrefixIndex::Create({.mode = IndexMode::kExact, .speculative_ttl = 2s, .clock = clock_});
-    auto router = MakeRouter(
-        fleet_, {.seed = 5}, Producers(EventDrivenPrefix(index_), InFlightLoad()),
-        Named("sticky", Policy(PrefixCacheAffinityFilter(*TauGate::Create({.peak_prefill_throughput = 1'000, .max_ttft_penalty = 1s})),
-                               ActiveRequestScorer{}, MaxScorePicker{})));
+    auto router = MakeRouter(fleet_, {.seed = 5}, Producers(EventDrivenPrefix(index_), InFlightLoad()),
+                             Named("sticky", Policy(PrefixCacheAffinityFilter(*TauGate::Create(
+                                                        {.peak_prefill_throughput = 1'000, .max_ttft_penalty = 1s})),
+                                                    ActiveRequestScorer{}, MaxScorePicker{})));
     EXPECT_TRUE(router.ok()) << router.status();
     router_ = std::make_unique<Router<Upstream>>(*router);
   }
@@ -152,7 +152,8 @@ TEST_F(EventDrivenPrefixTest, ASpeculationDiesWithItsEndpoint) {
 }
 
 TEST_F(EventDrivenPrefixTest, OrphansAreKeptForAWhileAndBoundedInNumber) {
-  const auto index = *PrefixIndex::Create({.mode = IndexMode::kExact, .clock = clock_, .orphan_ttl = 60s, .max_orphan_blocks = 50});
+  const auto index =
+      *PrefixIndex::Create({.mode = IndexMode::kExact, .clock = clock_, .orphan_ttl = 60s, .max_orphan_blocks = 50});
   const auto matched = [&](const std::vector<BlockKey>& keys) {
     PromptKeys prompt;
     prompt.Reset(index->key_options(), {.block_keys = keys, .block_size = 16});
@@ -189,7 +190,8 @@ TEST_F(EventDrivenPrefixTest, WhatHangsOnAnOrphanIsOneToo) {
   EXPECT_EQ(index->Stored({ids_[0]}, keys[19], keys.subspan(20, 10)), KvResult::kUnknownParent);
   EXPECT_EQ(index->Stored({ids_[1]}, keys[29], keys.subspan(30, 10)), KvResult::kUnknownParent);
   EXPECT_EQ(index->Stats().orphan_blocks, 30);
-  EXPECT_EQ(index->Stored({ids_[1]}, std::nullopt, keys.first(10)), KvResult::kApplied) << "another endpoint's parent does";
+  EXPECT_EQ(index->Stored({ids_[1]}, std::nullopt, keys.first(10)), KvResult::kApplied)
+      << "another endpoint's parent does";
   EXPECT_EQ(index->Stored({ids_[0]}, keys[19], keys.subspan(20, 10)), KvResult::kApplied);
   clock_.now = 60s;
   EXPECT_EQ(index->Sweep(0), 0);

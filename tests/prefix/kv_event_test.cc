@@ -38,7 +38,8 @@ class KvEventTest : public ::testing::Test {
   KvResult Store(const KvSource& source, std::span<const BlockKey> keys, std::size_t from = 0) {
     return index().Stored(source, from > 0 ? std::optional(keys[from - 1]) : std::nullopt, keys.subspan(from));
   }
-  static std::vector<BlockKey> Fork(std::span<const BlockKey> keys, std::size_t at, std::size_t more, std::uint64_t content) {
+  static std::vector<BlockKey> Fork(std::span<const BlockKey> keys, std::size_t at, std::size_t more,
+                                    std::uint64_t content) {
     std::vector<BlockKey> fork(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(at));
     BlockKey parent = fork.empty() ? 0 : fork.back();
     for (std::size_t i = 0; i < more; ++i) fork.push_back(parent = ChainKey(parent, content + i));
@@ -85,7 +86,8 @@ TEST_F(KvEventTest, ALostBlockHidesWhatLiesBehindItUntilItComesBack) {
 
 TEST_F(KvEventTest, R96RemovesAreIdempotentAndInAnyOrder) {
   (void)Store(kDeviceA, std::span(chain_).first(5));
-  for (std::size_t i : {1, 2, 3, 4, 1}) EXPECT_EQ(index().Removed(kDeviceA, std::span(chain_).subspan(i, 1)), KvResult::kApplied);
+  for (std::size_t i : {1, 2, 3, 4, 1})
+    EXPECT_EQ(index().Removed(kDeviceA, std::span(chain_).subspan(i, 1)), KvResult::kApplied);
   EXPECT_EQ(Matched(kA, chain_), 1);
   EXPECT_EQ(index().Stats().distinct_blocks, 1);
   EXPECT_EQ(index().Stats().unknown_removes, 1);
@@ -149,12 +151,13 @@ TEST_F(KvEventTest, R108TiersAreHeldAndLostApart) {
 }
 
 TEST_F(KvEventTest, R109R110MixedTiersCountTogetherEachBlockInItsBest) {
-  (void)Store(kDeviceA, std::span(chain_).first(4));                    // 0-3
-  (void)Store(kHostA, std::span(chain_).first(6), 2);                   // 2-5
+  (void)Store(kDeviceA, std::span(chain_).first(4));                     // 0-3
+  (void)Store(kHostA, std::span(chain_).first(6), 2);                    // 2-5
   (void)Store({kA, StorageTier::kDisk}, std::span(chain_).first(7), 6);  // 6
-  (void)Store(kDeviceA, std::span(chain_).first(9), 7);                 // 7-8
+  (void)Store(kDeviceA, std::span(chain_).first(9), 7);                  // 7-8
   EXPECT_EQ(Matched(kA, chain_), 9);
   EXPECT_NEAR(Weighted(chain_), 4 + 2 * 0.8 + 0.25 + 2, 1e-8);
+  EXPECT_THAT(user_.Match(chain_).holders()[0].tier_blocks, ::testing::ElementsAre(4, 0, 0, 0, 0)) << "each alone";
   EXPECT_EQ(index().DeviceBlocks(kA), 6);
   EXPECT_EQ(index().HeldBlocks(kA), 6 + 4 + 1);
 }
@@ -233,7 +236,8 @@ TEST_F(KvEventTest, R94R88NothingIsLeftOfWhatCameAndWent) {
   for (std::int64_t i = 0; i < rounds; ++i) {
     const std::vector<BlockKey> keys = LongChain(static_cast<std::uint64_t>(i) + 100, 140);
     ASSERT_EQ(Store(kDeviceA, keys), KvResult::kApplied);
-    if (i % 2 == 0) ASSERT_EQ(index().Removed(kDeviceA, std::vector<BlockKey>(keys.rbegin(), keys.rend())), KvResult::kApplied);
+    if (i % 2 == 0)
+      ASSERT_EQ(index().Removed(kDeviceA, std::vector<BlockKey>(keys.rbegin(), keys.rend())), KvResult::kApplied);
     else index().RemoveEndpoint({0, 1}), index().ClearEndpoint(kB);
     if (i == 10) bytes = index().Stats().bytes;
     if (i % 2 == 1) break;
@@ -251,7 +255,8 @@ TEST_F(KvEventTest, R94R88NothingIsLeftOfWhatCameAndWent) {
 }
 
 TEST_F(KvEventTest, R106ThousandsOfEndpoints) {
-  for (std::uint32_t slot = 0; slot < 5'000; ++slot) ASSERT_EQ(Store({{slot, 1}}, std::span(chain_).first(1 + slot % 50)), KvResult::kApplied);
+  for (std::uint32_t slot = 0; slot < 5'000; ++slot)
+    ASSERT_EQ(Store({{slot, 1}}, std::span(chain_).first(1 + slot % 50)), KvResult::kApplied);
   const PrefixMatch& match = user_.Match(chain_);
   ASSERT_EQ(match.holders().size(), 5'000U);
   for (std::uint32_t slot = 0; slot < 5'000; ++slot) {
@@ -301,7 +306,8 @@ TEST_F(KvEventTest, R98R99TheCapHoldsAtEveryEventAndTheIndexGoesOn) {
   IndexUser user({.mode = IndexMode::kExact, .max_bytes = kCap});
   std::uint64_t refused = 0;
   for (std::uint64_t i = 0; i < 2'000; ++i) {
-    const KvResult result = user.index->Stored({{static_cast<std::uint32_t>(i % 50), 1}}, std::nullopt, LongChain(i + 1, 200));
+    const KvResult result =
+        user.index->Stored({{static_cast<std::uint32_t>(i % 50), 1}}, std::nullopt, LongChain(i + 1, 200));
     refused += result == KvResult::kNoRoom ? 1U : 0U;
     ASSERT_TRUE(result == KvResult::kApplied || result == KvResult::kNoRoom) << ToString(result);
     ASSERT_LE(user.index->Stats().bytes, kCap);
@@ -318,11 +324,14 @@ TEST_F(KvEventTest, R98R99TheCapHoldsAtEveryEventAndTheIndexGoesOn) {
 }
 
 TEST_F(KvEventTest, OptionsAreCheckedAndNamed) {
-  const auto error = [](const PrefixIndexOptions& options) { return std::string(PrefixIndex::Create(options).status().message()); };
+  const auto error = [](const PrefixIndexOptions& options) {
+    return std::string(PrefixIndex::Create(options).status().message());
+  };
   EXPECT_THAT(error({.mode = static_cast<IndexMode>(2)}), HasSubstr("mode: want 0 .. 1, got 2"));
   EXPECT_THAT(error({.tier_weights = {.host = 1.5}}), HasSubstr("tier_weights.host: want 0 .. 1, got 1.5"));
   EXPECT_THAT(error({.tier_weights = {.disk = -1}}), HasSubstr("tier_weights.disk"));
-  EXPECT_THAT(error({.speculative_ttl = std::chrono::nanoseconds(-1)}), HasSubstr("speculative_ttl: want >= 0 ns, got -1"));
+  EXPECT_THAT(error({.speculative_ttl = std::chrono::nanoseconds(-1)}),
+              HasSubstr("speculative_ttl: want >= 0 ns, got -1"));
   EXPECT_THAT(error({.orphan_ttl = std::chrono::nanoseconds(-5)}), HasSubstr("orphan_ttl"));
   EXPECT_THAT(error({.max_orphan_blocks = -1}), HasSubstr("max_orphan_blocks"));
 }
@@ -346,7 +355,8 @@ void* StoreMatchRemove(void* context) {
   (void)user.index->Removed(kDeviceA, std::span(keys).subspan(keys.size() / 2, 1));
   if (user.Matched(kA, keys) != run.blocks / 2) return nullptr;
   user.index->ClearEndpoint(kA);
-  while (user.index->Sweep(1 << 20) > 0) {}
+  while (user.index->Sweep(1 << 20) > 0) {
+  }
   run.good = user.Matched(kA, keys) == 0 && user.index->Stats().distinct_blocks == 0;
   return nullptr;
 }

@@ -34,8 +34,9 @@ Bytes Saved(const PrefixIndex& index) {
   return bytes;
 }
 // In pieces of odd sizes, as a stream comes.
-absl::Status Loaded(PrefixIndex& index, const Bytes& bytes,
-                    const std::function<EndpointId(EndpointId)>& endpoint_of = [](EndpointId id) { return id; }) {
+absl::Status Loaded(
+    PrefixIndex& index, const Bytes& bytes,
+    const std::function<EndpointId(EndpointId)>& endpoint_of = [](EndpointId id) { return id; }) {
   std::size_t at = 0;
   return index.Load(
       [&](std::span<std::byte> room) {
@@ -65,18 +66,21 @@ struct World {
       prompts.push_back(keys);
     }
     for (int i = 0; i < 1'500; ++i) {
-      const KvSource source{{static_cast<std::uint32_t>(random.Below(10)), 3}, static_cast<StorageTier>(random.Below(2))};
+      const KvSource source{{static_cast<std::uint32_t>(random.Below(10)), 3},
+                            static_cast<StorageTier>(random.Below(2))};
       const std::span<const BlockKey> keys(prompts[random.Below(prompts.size())]);
       const std::size_t from = random.OneIn(3) ? random.Below(keys.size()) : 0;
       (void)index->Stored(source, from > 0 ? std::optional(keys[from - 1]) : std::nullopt, keys.subspan(from));
       if (random.OneIn(2)) (void)index->Removed(source, keys.subspan(random.Below(keys.size()), 1));
     }
-    for (std::uint32_t slot = 0; slot < 10; ++slot) (void)index->Sequence({slot, 3}, 0), (void)index->Sequence({slot, 3}, 1);
+    for (std::uint32_t slot = 0; slot < 10; ++slot)
+      (void)index->Sequence({slot, 3}, 0), (void)index->Sequence({slot, 3}, 1);
   }
 };
 
 void ExpectEqual(PrefixIndex& a, PrefixIndex& b, const World& world, std::uint32_t incarnation_in_b) {
-  IndexUser user_a{std::shared_ptr<PrefixIndex>(std::shared_ptr<void>(), &a)}, user_b{std::shared_ptr<PrefixIndex>(std::shared_ptr<void>(), &b)};
+  IndexUser user_a{std::shared_ptr<PrefixIndex>(std::shared_ptr<void>(), &a)},
+      user_b{std::shared_ptr<PrefixIndex>(std::shared_ptr<void>(), &b)};
   std::int64_t found = 0;
   for (const std::vector<BlockKey>& keys : world.prompts) {
     const PrefixMatch& in_a = user_a.Match(keys);
@@ -153,7 +157,8 @@ TEST(PrefixSnapshotTest, APeersSnapshotIsMerged) {
 
 TEST(PrefixSnapshotTest, AnyTruncationAndAnyChangedByteIsRefusedAndChangesNothing) {
   const auto small = Exact();
-  for (std::uint64_t i = 1; i < 6; ++i) (void)small->Stored({{static_cast<std::uint32_t>(i), 1}}, std::nullopt, LongChain(i, 9));
+  for (std::uint64_t i = 1; i < 6; ++i)
+    (void)small->Stored({{static_cast<std::uint32_t>(i), 1}}, std::nullopt, LongChain(i, 9));
   const std::vector<BlockKey> first = LongChain(1, 9);
   (void)small->Removed({{1, 1}}, std::span(first).subspan(4, 1));
   const Bytes bytes = Saved(*small);
@@ -184,7 +189,9 @@ TEST(PrefixSnapshotTest, WhatIsForeignIsNamed) {
   const auto index = Exact();
   (void)index->Stored({{1, 1}}, std::nullopt, LongChain(1, 9));
   const Bytes bytes = Saved(*index);
-  const auto message = [&](PrefixIndexOptions options) { return std::string(Loaded(*Exact(options), bytes).message()); };
+  const auto message = [&](PrefixIndexOptions options) {
+    return std::string(Loaded(*Exact(options), bytes).message());
+  };
   EXPECT_THAT(message({.block_size = 32}), HasSubstr("block_size: want 32, got 16"));
   EXPECT_THAT(message({.scheme = KeyScheme::kXxh64Chain}), HasSubstr("scheme: want 1, got 0"));
   EXPECT_THAT(message({.key_seed = 9}), HasSubstr("key_seed"));
@@ -211,7 +218,8 @@ TEST(PrefixSnapshotTest, EventsGoOnWhileItIsSaved) {
   });
   for (int i = 0; i < 20; ++i) {
     const auto copy = Exact();
-    ASSERT_TRUE(Loaded(*copy, Saved(*world.index), [](EndpointId id) { return id.slot < 10 ? id : EndpointId{}; }).ok());
+    ASSERT_TRUE(
+        Loaded(*copy, Saved(*world.index), [](EndpointId id) { return id.slot < 10 ? id : EndpointId{}; }).ok());
     ExpectEqual(*copy, *copy, world, 3);
     EXPECT_EQ(copy->HeldBlocks({4, 3}), world.index->HeldBlocks({4, 3}));
   }

@@ -1,5 +1,5 @@
-// The exact index against an obvious model: per endpoint and tier, how many copies of each key. Random events, the same to
-// both; after them every look-up must be equal.
+// The exact index against an obvious model: per endpoint and tier, how many copies of each key. Random events, the same
+// to both; after them every look-up must be equal.
 //
 //   TOKROUTE_TEST_SEED=7 TOKROUTE_TEST_SCALE=20 run_forest_differential_test
 #include <algorithm>
@@ -34,8 +34,8 @@ std::int64_t Scale() {
 struct Shape {
   const char* name;
   std::uint32_t endpoints;
-  std::uint64_t alphabet;     // Contents that a block may have: few make forks everywhere.
-  std::int64_t depth;         // Of the longest prompt.
+  std::uint64_t alphabet;  // Contents that a block may have: few make forks everywhere.
+  std::int64_t depth;      // Of the longest prompt.
   std::int64_t longest_event;
   std::uint64_t tiers;
   std::int64_t slowness = 1;  // Of an operation.
@@ -118,7 +118,8 @@ TEST_P(RunForestDifferentialTest, EveryLookUpIsEqual) {
     std::vector<BlockKey> keys(static_cast<std::size_t>(depth));
     BlockKey parent = random.Below(2);
     const std::uint64_t habit = random.Below(4);
-    for (BlockKey& key : keys) key = parent = ChainKey(parent, random.OneIn(8) ? random.Below(shape.alphabet) : habit % shape.alphabet);
+    for (BlockKey& key : keys)
+      key = parent = ChainKey(parent, random.OneIn(8) ? random.Below(shape.alphabet) : habit % shape.alphabet);
     return keys;
   };
   for (std::int64_t i = 0; i < operations; ++i) {
@@ -127,10 +128,12 @@ TEST_P(RunForestDifferentialTest, EveryLookUpIsEqual) {
     const KvSource source{model.Id(slot), static_cast<StorageTier>(tier)};
     const std::uint64_t what = random.Below(1000);
     if (what < 450) {
-      const std::vector<BlockKey> keys = prompt(1 + static_cast<std::int64_t>(random.Below(static_cast<std::uint64_t>(shape.depth))));
+      const std::vector<BlockKey> keys =
+          prompt(1 + static_cast<std::int64_t>(random.Below(static_cast<std::uint64_t>(shape.depth))));
       // From the start, or as an event of its own from somewhere in the middle, whose parent may be unknown.
       const std::size_t from = random.OneIn(2) ? 0 : random.Below(keys.size());
-      const std::size_t count = std::min(keys.size() - from, 1 + random.Below(static_cast<std::uint64_t>(shape.longest_event)));
+      const std::size_t count =
+          std::min(keys.size() - from, 1 + random.Below(static_cast<std::uint64_t>(shape.longest_event)));
       const std::span<const BlockKey> stored = std::span(keys).subspan(from, count);
       const KvResult result = index.Stored(source, from > 0 ? std::optional(keys[from - 1]) : std::nullopt, stored);
       ASSERT_TRUE(result == KvResult::kApplied || result == KvResult::kUnknownParent) << ToString(result);
@@ -140,7 +143,8 @@ TEST_P(RunForestDifferentialTest, EveryLookUpIsEqual) {
       if (known.empty()) continue;
       std::vector<BlockKey> keys;
       if (random.OneIn(2)) {  // What was stored last, last first, as engines free.
-        const std::size_t count = std::min<std::size_t>(known.size(), 1 + random.Below(static_cast<std::uint64_t>(shape.longest_event)));
+        const std::size_t count =
+            std::min<std::size_t>(known.size(), 1 + random.Below(static_cast<std::uint64_t>(shape.longest_event)));
         keys.assign(known.rbegin(), known.rbegin() + static_cast<std::ptrdiff_t>(count));
         known.resize(known.size() - count);
       } else {
@@ -156,7 +160,8 @@ TEST_P(RunForestDifferentialTest, EveryLookUpIsEqual) {
       model.Clear(slot);
       ++model[slot].incarnation;
     } else {
-      const std::vector<BlockKey> keys = prompt(1 + static_cast<std::int64_t>(random.Below(static_cast<std::uint64_t>(shape.depth))));
+      const std::vector<BlockKey> keys =
+          prompt(1 + static_cast<std::int64_t>(random.Below(static_cast<std::uint64_t>(shape.depth))));
       const PrefixMatch& match = user.Match(keys);
       std::size_t found = 0;
       for (std::uint32_t s = 0; s < shape.endpoints; ++s) {
@@ -182,7 +187,8 @@ TEST_P(RunForestDifferentialTest, EveryLookUpIsEqual) {
   EXPECT_EQ(stats.conflicting_keys, 0);
   EXPECT_GT(stats.unknown_parents, 0);
   for (std::uint32_t s = 0; s < shape.endpoints; ++s) index.RemoveEndpoint(model.Id(s));
-  while (index.Sweep(1'000'000) > 0) {}
+  while (index.Sweep(1'000'000) > 0) {
+  }
   ASSERT_TRUE(index.Audit().ok()) << index.Audit();
   EXPECT_EQ(index.Stats().distinct_blocks, 0);
   EXPECT_EQ(index.Stats().holder_blocks, 0);
@@ -196,8 +202,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RunForestDifferentialTest,
                                            Shape{"long", 2, 2, 6000, 6000, 1, 60}),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// One writer and two readers. Each endpoint never stores beyond a limit of its own on a path, so no look-up may say more,
-// whatever it races with; and at rest all is exact.
+// One writer and two readers. Each endpoint never stores beyond a limit of its own on a path, so no look-up may say
+// more, whatever it races with; and at rest all is exact.
 TEST(RunForestRaceTest, ReadersNeverSeeMoreThanWasHeld) {
   constexpr std::uint32_t kPaths = 64, kEndpoints = 12;
   const std::uint64_t seed = TestSeed(20261201);

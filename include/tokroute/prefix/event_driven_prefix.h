@@ -6,6 +6,7 @@
 #ifndef TOKROUTE_PREFIX_EVENT_DRIVEN_PREFIX_H_
 #define TOKROUTE_PREFIX_EVENT_DRIVEN_PREFIX_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -19,12 +20,12 @@
 namespace tokroute {
 inline namespace v0 {
 
-// As ApproximatePrefix, but what endpoints hold is what their events said, in which tier, and besides what booked requests
-// are about to store (PrefixIndexOptions::speculative_ttl). Fill never waits for events that are being taken.
+// As ApproximatePrefix, but what endpoints hold is what their events said, in which tier, and besides what booked
+// requests are about to store (PrefixIndexOptions::speculative_ttl). Fill never waits for events that are being taken.
 class EventDrivenPrefix {
  public:
   static constexpr std::string_view kName = "event-driven-prefix";
-  using Produces = Signals<MatchedTokens, WeightedMatchedTokens, UncachedTokens, KvTokensHeld>;
+  using Produces = Signals<MatchedTokens, WeightedMatchedTokens, UncachedTokens, MatchedTokensByTier, KvTokensHeld>;
   using Own = WritableColumns<Produces>;
   using Receipt = PrefixReceipt;
   using Workspace = ApproximatePrefix::Workspace;
@@ -41,14 +42,21 @@ class EventDrivenPrefix {
   // O(prompt + rows).
   void Fill(const Request& request, const FleetView& fleet, Workspace& workspace, Own own) noexcept {
     prefix_.Fill(request, fleet, workspace, own.Part<ApproximatePrefix::Produces>());
-    const auto held = own.Column<KvTokensHeld>();
     const std::int64_t block_size = index()->options().block_size;
+    const auto by_tier = own.Column<MatchedTokensByTier>();
+    for (const PrefixMatch::Holder& holder : workspace.match.holders()) {
+      if (holder.endpoint.slot >= own.width() || !fleet.Alive(holder.endpoint)) continue;
+      TokensByTier& tokens = by_tier[holder.endpoint.slot];
+      for (std::size_t tier = 0; tier < tokens.size(); ++tier) tokens[tier] = holder.tier_blocks[tier] * block_size;
+    }
+    const auto held = own.Column<KvTokensHeld>();
     for (Row row = 0; row < own.width(); ++row) held[row] = index()->DeviceBlocks(fleet.At(row)) * block_size;
   }
   void FillNew(const Request& request, Own own, Row row) noexcept {
     prefix_.FillNew(request, own.Part<ApproximatePrefix::Produces>(), row);
   }
-  Receipt Record(const Request& request, const FleetView& fleet, Workspace& workspace, const Booking& booking) noexcept {
+  Receipt Record(const Request& request, const FleetView& fleet, Workspace& workspace,
+                 const Booking& booking) noexcept {
     return prefix_.Record(request, fleet, workspace, booking);
   }
   void OnFirstToken(Receipt& receipt) noexcept { prefix_.OnFirstToken(receipt); }

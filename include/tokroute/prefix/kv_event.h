@@ -1,11 +1,11 @@
 // KV events: what engines tell of their caches, in the index's terms.
 //
-//   const KvSource source{endpoint_id};                          // Device memory of one endpoint (or data-parallel rank).
-//   index.Stored(source, parent_key, keys);                      // Keys follow the parent; nullopt: the prompt's first blocks.
-//   index.Removed(source, keys);
-//   index.Cleared(endpoint_id);
+//   const KvSource source{endpoint_id};                          // Device memory of one endpoint (or data-parallel
+//   rank). index.Stored(source, parent_key, keys);                      // They follow the parent; nullopt: the
+//   prompt's first. index.Removed(source, keys); index.Cleared(endpoint_id);
 //
-// Nothing here knows a wire format: a decoder turns an engine's batch into these calls, one event at a time and in order.
+// Nothing here knows a wire format: a decoder turns an engine's batch into these calls, one event at a time and in
+// order.
 #ifndef TOKROUTE_PREFIX_KV_EVENT_H_
 #define TOKROUTE_PREFIX_KV_EVENT_H_
 
@@ -34,7 +34,8 @@ constexpr std::string_view ToString(StorageTier tier) noexcept {
 }
 
 // What a matched block of each tier counts for affinity. 0 .. 1. Defaults: llm-d's for device and host (kvblock scorer:
-// gpu 1.0, cpu 0.8, unknown names 1.0); disk is ours. Rounded to multiples of 2^-32, so that sums are exact in any order.
+// gpu 1.0, cpu 0.8, unknown names 1.0); disk is ours. Rounded to multiples of 2^-32, so that sums are exact in any
+// order.
 struct TierWeights {
   double device = 1.0, host = 0.8, disk = 0.25, unknown = 1.0;
   constexpr std::array<double, kStorageTiers> InOrder() const noexcept { return {device, host, disk, unknown}; }
@@ -48,13 +49,13 @@ struct KvSource {
 
 // What became of an event. Everything but kApplied and kUnknownParent marks the endpoint as wanting a resync.
 enum class KvResult : std::uint8_t {
-  kApplied,         // The index says what the event said.
-  kUnknownParent,   // Stored behind a parent that the index does not have (yet): kept, unreachable, for a while.
-  kConflict,        // A key was known behind another parent. The first stays; the event's rest was left out.
-  kNoRoom,          // The memory cap: the event's rest was left out.
-  kUnknownSource,   // An endpoint that cannot be, was removed or was replaced. Nothing changed.
-  kMalformed,       // A tier that is none. Nothing changed.
-  kNotExact,        // An approximate index takes no events. Nothing changed.
+  kApplied,        // The index says what the event said.
+  kUnknownParent,  // Stored behind a parent that the index does not have (yet): kept, unreachable, for a while.
+  kConflict,       // A key was known behind another parent. The first stays; the event's rest was left out.
+  kNoRoom,         // The memory cap: the event's rest was left out.
+  kUnknownSource,  // An endpoint that cannot be, was removed or was replaced. Nothing changed.
+  kMalformed,      // A tier that is none. Nothing changed.
+  kNotExact,       // An approximate index takes no events. Nothing changed.
 };
 
 constexpr std::string_view ToString(KvResult result) noexcept {

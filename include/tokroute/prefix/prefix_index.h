@@ -15,6 +15,7 @@
 #ifndef TOKROUTE_PREFIX_PREFIX_INDEX_H_
 #define TOKROUTE_PREFIX_PREFIX_INDEX_H_
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -56,9 +57,9 @@ struct PrefixIndexOptions {
   std::int64_t default_capacity_tokens = 300'000;
   // Exact mode: what a block counts for affinity, by where it lies. Each 0 .. 1.
   TierWeights tier_weights = {};
-  // Exact mode: what a booked request will store (Record) counts as held until its events arrive, or for so long; a burst of
-  // equal prompts then stays together before the first event. 0: off. Needs a clock, or it never ends but by events and
-  // aborts. 2 s is llm-d's (speculativeIndexing).
+  // Exact mode: what a booked request will store (Record) counts as held until its events arrive, or for so long; a
+  // burst of equal prompts then stays together before the first event. 0: off. Needs a clock, or it never ends but by
+  // events and aborts. 2 s is llm-d's (speculativeIndexing).
   std::chrono::nanoseconds speculative_ttl = std::chrono::seconds(2);
   ClockRef clock = {};  // Must outlive the index.
   // Exact mode: what is stored behind a parent that the index does not have is kept so long, and so much of it per
@@ -70,8 +71,9 @@ struct PrefixIndexOptions {
   std::int64_t max_bytes = std::int64_t{4} << 30;
 };
 
-// Returned by Record, given back to OnReleased once. A small handle: the state is in the index, so copies, doubled, late
-// or raced calls and receipts of endpoints long gone do no harm. (Calls that race need a copy each: they empty theirs.)
+// Returned by Record, given back to OnReleased once. A small handle: the state is in the index, so copies, doubled,
+// late or raced calls and receipts of endpoints long gone do no harm. (Calls that race need a copy each: they empty
+// theirs.)
 struct PrefixReceipt {
   std::uint64_t serial = 0;  // Never reused in the life of an index. 0: nothing was recorded.
   std::uint32_t entry = 0;
@@ -85,8 +87,10 @@ class PrefixMatch {
  public:
   struct Holder {
     EndpointId endpoint = {};
-    std::int64_t blocks = 0;  // Held from the prompt's first block on, without a gap, in whatever tier. >= 1.
+    std::int64_t blocks = 0;     // Held from the prompt's first block on, without a gap, in whatever tier. >= 1.
     double weighted_blocks = 0;  // The same, each times the weight of the best tier it lies in; not rounded.
+    // Exact mode: by each tier alone, from the first block on, without a gap in it; then by speculations.
+    std::array<std::int32_t, kStorageTiers + 1> tier_blocks = {};
   };
 
   // Every endpoint that holds at least the first block, once, by ascending slot.
@@ -145,9 +149,11 @@ struct PrefixIndexStats {
 // In exact mode:
 //   * What an endpoint holds is what its events said, each tier and each copy counted; a lost block in the middle hides
 //     what lies behind it until it comes back.
-//   * A look-up never waits for events. One that races with them may miss what is just coming, and never credits what was
+//   * A look-up never waits for events. One that races with them may miss what is just coming, and never credits what
+//   was
 //     not held at one moment during the call.
-//   * Events that cannot be what they say (an unknown source, a key behind two parents, too many orphans, no memory) are
+//   * Events that cannot be what they say (an unknown source, a key behind two parents, too many orphans, no memory)
+//   are
 //     refused one by one, counted, and mark the endpoint as wanting a resync.
 // In approximate mode:
 //   * Recording is tentative. The first token, or an end that is not an abort, makes it real; an abort before that
@@ -159,11 +165,11 @@ struct PrefixIndexStats {
 //   * An endpoint never holds more than its capacity, save where the capacity shrank below what live requests pin. A
 //     record evicts to make room; what still does not fit is left out from its tail end.
 //
-// Threads: any call from any thread. In exact mode Match takes no lock; events and the rest take one. In approximate mode
-// Match, Record and what administers take one lock, but not for a prompt of which nobody holds the first block; hashing and
-// copying keys happen outside it. OnFirstToken and an ordinary OnReleased take none: they leave word, which is settled at
-// the latest before anything that depends on it. Costs below are in runs on the prompt's path (a handful) and holders of a
-// run, not in blocks.
+// Threads: any call from any thread. In exact mode Match takes no lock; events and the rest take one. In approximate
+// mode Match, Record and what administers take one lock, but not for a prompt of which nobody holds the first block;
+// hashing and copying keys happen outside it. OnFirstToken and an ordinary OnReleased take none: they leave word, which
+// is settled at the latest before anything that depends on it. Costs below are in runs on the prompt's path (a handful)
+// and holders of a run, not in blocks.
 class PrefixIndex {
  public:
   // Returns an index, or kInvalidArgument naming the field, its value and the accepted range.
@@ -182,11 +188,11 @@ class PrefixIndex {
   // O(runs * log(run) + holders found).
   void Match(PromptKeys& keys, PrefixMatch& out) const noexcept;
 
-  // At booking: `endpoint` is about to hold the prompt's full blocks; in exact mode, a speculation (see the options), for
-  // which "tentative" and "pinned" mean nothing. Hashes the whole prompt (no further than the
-  // endpoint's capacity). Refused, with an empty receipt: a prompt without full blocks, an invalid id, one that was
-  // removed, an incarnation older than one seen in its slot, and one that `alive` (asked under the index's lock; null:
-  // not asked) does not know. O(runs + blocks newly recorded + evicted runs).
+  // At booking: `endpoint` is about to hold the prompt's full blocks; in exact mode, a speculation (see the options),
+  // for which "tentative" and "pinned" mean nothing. Hashes the whole prompt (no further than the endpoint's capacity).
+  // Refused, with an empty receipt: a prompt without full blocks, an invalid id, one that was removed, an incarnation
+  // older than one seen in its slot, and one that `alive` (asked under the index's lock; null: not asked) does not
+  // know. O(runs + blocks newly recorded + evicted runs).
   PrefixReceipt Record(EndpointId endpoint, PromptKeys& keys, const FleetView* alive) noexcept;
 
   // The engine has produced a token: the blocks recorded are real. No effect on an empty or finished receipt. O(1).
@@ -209,19 +215,19 @@ class PrefixIndex {
 
   // ---- KV events: exact mode. One source's events in the order in which its engine sent them; any thread. ----
   //
-  // Every endpoint may be told of without introduction, like in Record. Blocks are counted per endpoint and tier: stored
-  // twice, they are held until they were removed twice.
+  // Every endpoint may be told of without introduction, like in Record. Blocks are counted per endpoint and tier:
+  // stored twice, they are held until they were removed twice.
 
   // `source` has stored the blocks of these keys, each behind the one before, the first behind `parent` (nullopt: the
   // prompt's first block). See KvResult for what can go wrong; what was told before a refusal's reason stands. O(keys).
   KvResult Stored(const KvSource& source, std::optional<BlockKey> parent, std::span<const BlockKey> keys) noexcept;
-  // `source` has let go of these blocks, in whatever order. Blocks behind them stay, and count again if these come back.
-  // O(keys).
+  // `source` has let go of these blocks, in whatever order. Blocks behind them stay, and count again if these come
+  // back. O(keys).
   KvResult Removed(const KvSource& source, std::span<const BlockKey> keys) noexcept;
   // The number of the batch that comes next from this endpoint; says whether to apply it. O(1).
   KvSequence Sequence(EndpointId endpoint, std::uint64_t number) noexcept;
-  // The index may differ from the engine: a gap, or an event that could not be taken. Clear the endpoint, which ends this,
-  // and have everything stored again.
+  // The index may differ from the engine: a gap, or an event that could not be taken. Clear the endpoint, which ends
+  // this, and have everything stored again.
   bool WantsResync(EndpointId endpoint) const noexcept;
 
   // Forgets an endpoint. Visible at once; its memberships are swept then and by later mutating calls, at most 64 each
@@ -245,22 +251,23 @@ class PrefixIndex {
   // Blocks held by the endpoint, tentative ones included; 0 for an unknown or dead one. O(1).
   std::int64_t HeldBlocks(EndpointId endpoint) const noexcept;
 
-  // Of these, what lies in device memory, without speculations: the endpoint's part of KvTokensHeld. Exact mode never waits
-  // for it. O(1).
+  // Of these, what lies in device memory, without speculations: the endpoint's part of KvTokensHeld. Exact mode never
+  // waits for it. O(1).
   std::int64_t DeviceBlocks(EndpointId endpoint) const noexcept;
 
   // ---- Snapshots: exact mode. For a restart, or to warm up from a peer. ----
 
   // Writes what living endpoints hold (one copy of each block, no speculations) and their sequence numbers, through
-  // `write`, which says whether it could. Versioned, little-endian, with a checksum; the secret of key_seed is not in it.
-  // Events go on meanwhile: each run is as it was at one moment, in no order. kUnavailable: write said no.
+  // `write`, which says whether it could. Versioned, little-endian, with a checksum; the secret of key_seed is not in
+  // it. Events go on meanwhile: each run is as it was at one moment, in no order. kUnavailable: write said no.
   // kFailedPrecondition: an approximate index.
   absl::Status Save(const std::function<bool(std::span<const std::byte>)>& write) const;
   // Adds a snapshot to what is there. `read` fills what it can of its span and returns how much; 0 is the end.
-  // `endpoint_of` says which endpoint a saved one is now; incarnation 0: leave it out. Blocks that are held already stay as
-  // they are. An endpoint that has had events of its own keeps its sequence number. kDataLoss: truncated or corrupted bytes;
-  // kInvalidArgument: another format, version, block size, scheme or seed; kResourceExhausted: no memory for the bytes.
-  // Then nothing was changed. What does not fit under max_bytes is left out and counted (cap_hits). Events go on meanwhile.
+  // `endpoint_of` says which endpoint a saved one is now; incarnation 0: leave it out. Blocks that are held already
+  // stay as they are. An endpoint that has had events of its own keeps its sequence number. kDataLoss: truncated or
+  // corrupted bytes; kInvalidArgument: another format, version, block size, scheme or seed; kResourceExhausted: no
+  // memory for the bytes. Then nothing was changed. What does not fit under max_bytes is left out and counted
+  // (cap_hits). Events go on meanwhile.
   absl::Status Load(const std::function<std::size_t(std::span<std::byte>)>& read,
                     const std::function<EndpointId(EndpointId)>& endpoint_of);
 

@@ -40,6 +40,7 @@ Result RunHashCase(const Json& one_case);
 Result RunProfileCase(const Json& one_case);                // scheduler-profile and seed-compositions.
 Result RunInFlightLoadSequence(const Json& one_case);       // inflight-load-producer.
 Result RunApproximatePrefixSequence(const Json& one_case);  // approx-prefix-cache-producer.
+Result RunPrecisePrefixMatch(const Json& one_case);         // precise-prefix-cache-producer.
 
 }  // namespace tokroute::conformance
 

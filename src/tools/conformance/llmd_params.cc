@@ -224,6 +224,33 @@ PrefixIndexOptions ApproximatePrefixParams::IndexOptions(std::int64_t block_size
   return options;
 }
 
+absl::StatusOr<PrecisePrefixParams> PrecisePrefixProducer(const Json& params) {
+  Reader reader(params);
+  PrecisePrefixParams result;
+  result.block_size_tokens = reader.Integer("blockSizeTokens", result.block_size_tokens);
+  reader.Ignore("tierWeights");  // Read below, key by key.
+  if (absl::Status status = reader.Done(); !status.ok()) return status;
+  const auto weights = params.is_object() ? params.find("tierWeights") : params.end();
+  if (!params.is_object() || weights == params.end()) return result;
+  Reader tiers(*weights);
+  result.gpu_weight = tiers.Number("gpu", result.gpu_weight);
+  result.cpu_weight = tiers.Number("cpu", result.cpu_weight);
+  if (absl::Status status = tiers.Done(); !status.ok()) return status;
+  return result;
+}
+
+PrefixIndexOptions PrecisePrefixParams::IndexOptions() const {
+  PrefixIndexOptions options;
+  options.mode = IndexMode::kExact;
+  options.block_size = static_cast<std::int32_t>(std::min<std::int64_t>(block_size_tokens, INT32_MAX));
+  options.tier_weights = {.device = gpu_weight, .host = cpu_weight};
+  return options;
+}
+StorageTier PrecisePrefixParams::Tier(const std::string& name) {
+  return name == "gpu" ? StorageTier::kDevice : name == "cpu" ? StorageTier::kHost : StorageTier::kUnknown;
+}
+std::int64_t PrecisePrefixParams::WholeBlocks(double weighted_blocks) { return static_cast<std::int64_t>(weighted_blocks); }
+
 absl::StatusOr<PrefixHashParams> PrefixHash(const Json& params) {
   Reader reader(params);
   const std::int64_t block_size = reader.Integer("blockSizeTokens", 0);

@@ -68,6 +68,18 @@ struct ApproximatePrefixParams {
 };
 absl::StatusOr<ApproximatePrefixParams> ApproximatePrefixProducer(const Json& params);
 
+// precise-prefix-cache-producer. llm-d's tiers go by name: gpu and cpu are our device and host, all others weigh 1 there and
+// are kUnknown with us.
+struct PrecisePrefixParams {
+  std::int64_t block_size_tokens = 16;
+  double gpu_weight = 1.0, cpu_weight = 0.8;
+  PrefixIndexOptions IndexOptions() const;
+  static StorageTier Tier(const std::string& name);
+  // llm-d publishes the weighted sum as whole blocks, ours is not rounded.
+  static std::int64_t WholeBlocks(double weighted_blocks);
+};
+absl::StatusOr<PrecisePrefixParams> PrecisePrefixProducer(const Json& params);
+
 // prefix-hash (of the vectors, not of llm-d): what ReferenceBlockHashes takes.
 struct PrefixHashParams {
   std::int32_t block_size = 0;

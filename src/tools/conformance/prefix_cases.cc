@@ -1,9 +1,13 @@
 // approx-prefix-cache-producer: a real index behind its real producer, filled by real dispatches.
+// precise-prefix-cache-producer: a real index, filled by events.
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tokroute/prefix/approximate_prefix.h"
@@ -181,6 +185,74 @@ Result RunApproximatePrefixSequence(const Json& one_case) {
     return Result::Skipped(missing.what);
   }
   return {};
+}
+
+Result RunPrecisePrefixMatch(const Json& one_case) {
+  const absl::StatusOr<llmd::PrecisePrefixParams> params = llmd::PrecisePrefixProducer(ChildOr(one_case, "params"));
+  if (!params.ok()) return Result::Of(params.status());
+  const auto made = PrefixIndex::Create(params->IndexOptions());
+  if (!made.ok()) return Result::Of(made.status());
+  PrefixIndex& index = **made;
+
+  // The vectors say who holds each block of a prompt, not what is in it.
+  const Json& blocks = one_case.at("index");
+  std::vector<TokenId> tokens(static_cast<std::size_t>(one_case.at("request").at("promptBlocks").get<std::int64_t>() *
+                                                       params->block_size_tokens));
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
+  PromptKeys prompt;
+  prompt.Reset(index.key_options(), {.tokens = tokens});
+  const std::span<const BlockKey> keys = prompt.Ensure(prompt.block_count());
+  std::map<std::string, EndpointId> endpoints;
+  std::map<StorageTier, std::string> tier_names;
+  std::map<std::string, std::size_t> speculative;  // How many blocks of an endpoint, from the first on.
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    for (const Json& holder : blocks[i]) {
+      const std::string name = holder.at("endpoint").get<std::string>();
+      const auto number = static_cast<std::uint32_t>(endpoints.size());
+      const EndpointId id = endpoints.emplace(name, EndpointId{number, 1}).first->second;
+      if (holder.value("speculative", false)) {
+        if (speculative[name]++ != i) throw std::invalid_argument("speculative blocks that are no prefix");
+        continue;
+      }
+      const std::string tier = holder.at("tier").get<std::string>();
+      tier_names[llmd::PrecisePrefixParams::Tier(tier)] = tier;
+      const KvResult result = index.Stored({id, llmd::PrecisePrefixParams::Tier(tier)},
+                                           i > 0 ? std::optional(keys[i - 1]) : std::nullopt, keys.subspan(i, 1));
+      // The vectors' gaps are blocks whose parents nobody may hold.
+      if (result != KvResult::kApplied && result != KvResult::kUnknownParent) {
+        throw std::runtime_error(absl::StrCat("event refused, result ", static_cast<int>(result)));
+      }
+    }
+  }
+  for (const auto& [name, count] : speculative) {
+    PromptKeys part;
+    part.Reset(index.key_options(), {.block_keys = keys.first(count), .block_size = index.options().block_size});
+    if (!index.Record(endpoints.at(name), part, nullptr)) throw std::runtime_error("speculation refused");
+  }
+
+  PrefixMatch match;
+  index.Match(prompt, match);
+  Json actual = Json::object();
+  for (const auto& [name, id] : endpoints) {
+    Json& endpoint = actual[name] = {{"matchBlocks", 0},
+                                     {"cachedBlocks", 0},
+                                     {"cachedBlocksByTier", Json::object()},
+                                     {"totalBlocks", match.prompt_blocks()},
+                                     {"blockSizeTokens", index.options().block_size}};
+    for (const PrefixMatch::Holder& holder : match.holders()) {
+      if (holder.endpoint != id) continue;
+      endpoint["matchBlocks"] = llmd::PrecisePrefixParams::WholeBlocks(holder.weighted_blocks);
+      endpoint["cachedBlocks"] = holder.blocks;
+      for (const auto& [tier, tier_name] : tier_names) {
+        const std::int32_t held = holder.tier_blocks[static_cast<std::size_t>(tier)];
+        if (held > 0) endpoint["cachedBlocksByTier"][tier_name] = held;
+      }
+      if (holder.tier_blocks[kStorageTiers] > 0)
+        endpoint["cachedBlocksByTier"]["speculative"] = holder.tier_blocks[kStorageTiers];
+    }
+  }
+  if (const absl::Status audit = index.Audit(); !audit.ok()) return Result::Of(audit);
+  return Result::Of(Disagreement(one_case.at("expect").at("match"), actual));
 }
 
 }  // namespace tokroute::conformance

@@ -51,6 +51,8 @@ Result Dispatch(const std::string& plugin, const Json& one_case) {
     if (kind == "sequence") return RunInFlightLoadSequence(one_case);
   } else if (plugin == "approx-prefix-cache-producer") {
     if (kind == "sequence") return RunApproximatePrefixSequence(one_case);
+  } else if (plugin == "precise-prefix-cache-producer") {
+    if (kind == "match") return RunPrecisePrefixMatch(one_case);
   } else if (kind == "filter") {
     return RunFilterCase(plugin, one_case);
   } else if (kind == "score") {
@@ -69,6 +71,7 @@ bool Exists(const std::string& plugin) {
                                                  "approx-prefix-cache-producer",
                                                  "inflight-load-producer",
                                                  "max-score-picker",
+                                                 "precise-prefix-cache-producer",
                                                  "prefix-cache-affinity-filter",
                                                  "prefix-hash",
                                                  "random-picker",
