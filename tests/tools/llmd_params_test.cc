@@ -178,6 +178,47 @@ TEST(LlmdParamsTest, ApproximatePrefixRefusals) {
   EXPECT_EQ(ApproximatePrefixProducer({{"blockSize", 24}, {"blockSizeTokens", 32}})->block_size_tokens, 32);
 }
 
+TEST(LlmdParamsTest, PrecisePrefixTierWeights) {
+  const auto defaults = PrecisePrefixProducer(Json::object());
+  ASSERT_TRUE(defaults.ok()) << defaults.status();
+  EXPECT_EQ(defaults->mode, IndexMode::kExact);
+  EXPECT_EQ(defaults->block_size, 16);
+  EXPECT_EQ(defaults->tier_weights.device, 1.0);
+  EXPECT_EQ(defaults->tier_weights.host, 0.8);
+  EXPECT_EQ(defaults->tier_weights.disk, 1.0);  // A name that llm-d does not list weighs 1; our own default is less.
+  EXPECT_EQ(defaults->tier_weights.unknown, 1.0);
+
+  const auto given = PrecisePrefixProducer({{"tierWeights", {{"gpu", 0.9}, {"disk", 0.5}, {"tape", 1}}}});
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_EQ(given->tier_weights.device, 0.9);
+  EXPECT_EQ(given->tier_weights.host, 1.0);  // Not listed.
+  EXPECT_EQ(given->tier_weights.disk, 0.5);
+  EXPECT_EQ(Effective(*given)["tierWeights"]["gpu"], 0.9);
+}
+
+TEST(LlmdParamsTest, PrecisePrefixRefusals) {
+  const auto refusal = [](const Json& params) { return MessageOf(PrecisePrefixProducer(params).status()); };
+  EXPECT_THAT(refusal({{"tierWeights", 1}}), StartsWith("tierWeights: want an object"));
+  EXPECT_THAT(refusal({{"tierWeights", {{"gpu", "1"}}}}), StartsWith("tierWeights: want a number"));
+  EXPECT_THAT(refusal({{"unknownField", "value"}}), StartsWith("unknownField: unknown"));
+  EXPECT_EQ(PrecisePrefixProducer({{"tierWeights", {{"tape", 0.5}}}}).status().code(),
+            absl::StatusCode::kUnimplemented);
+  // What the index refuses names llm-d's parameter.
+  const auto index = [](const Json& params) {
+    return MessageOf(InLlmdTerms(PrefixIndex::Create(*PrecisePrefixProducer(params)).status()));
+  };
+  EXPECT_THAT(index({{"tierWeights", {{"cpu", 1.5}}}}), StartsWith("tierWeights: "));
+  EXPECT_THAT(index({{"blockSizeTokens", 0}}), StartsWith("blockSizeTokens: "));
+}
+
+TEST(LlmdParamsTest, TiersByName) {
+  EXPECT_EQ(TierOf("gpu"), StorageTier::kDevice);
+  EXPECT_EQ(TierOf(""), StorageTier::kDevice);
+  EXPECT_EQ(TierOf("CPU"), StorageTier::kHost);
+  EXPECT_EQ(TierOf("disk"), StorageTier::kDisk);
+  EXPECT_EQ(TierOf("tape"), StorageTier::kUnknown);
+}
+
 TEST(LlmdParamsTest, OutcomeLabels) {
   EXPECT_EQ(OutcomeLabel(kSticky), "sticky");
   EXPECT_EQ(OutcomeLabel(kAllWarm), "sticky");

@@ -146,6 +146,30 @@ TEST_F(TokrouteConformanceTest, WrongExpectationsOfEveryKindFail) {
             "endpoints": [{"name": "a"}]},
               "expect": {"match": {"a": {"matchBlocks": 1}}}}], "expect": {"perStep": true}})",
         "step 1 (produce): match.a.matchBlocks: want 1, got 0");
+  const std::string precise = R"({"name": "n", "kind": "match", "params": {"tierWeights": {"cpu": 0.8}},
+      "request": {"promptBlocks": 2}, "index": [[{"endpoint": "a", "tier": "cpu"}]], "expect": {"match": )";
+  fails("precise-prefix-cache-producer", precise + R"({"a": {"matchBlocks": 0}}}})",
+        "stored parents first: match.a.matchBlocks: want 0, got 0.8");
+  fails("precise-prefix-cache-producer", precise + R"({"a": {"cachedBlocks": 2}}}})", "cachedBlocks: want 2, got 1");
+  fails("precise-prefix-cache-producer", precise + R"({"a": {"cachedBlocksByTier": {}}}}})",
+        R"(cachedBlocksByTier: want {}, got {"cpu":1})");
+  fails("precise-prefix-cache-producer", precise + R"({}}})", "match: want {}, got {\"a\"");
+}
+
+// Skipped is only what is compared in everything else.
+TEST_F(TokrouteConformanceTest, UntruncatedMatchesAreSkippedOnceTheRestAgrees) {
+  const auto run = [&](const std::string& cached) {
+    WriteVectors("precise-prefix-cache-producer",
+                 Array(R"({"name": "slower tier weighs less and the sum is truncated", "kind": "match",
+                     "params": {"tierWeights": {"cpu": 0.5}}, "request": {"promptBlocks": 6},
+                     "index": [[{"endpoint": "a", "tier": "gpu"}], [{"endpoint": "a", "tier": "gpu"}],
+                               [{"endpoint": "a", "tier": "cpu"}]],
+                     "expect": {"match": {"a": {"matchBlocks": 2, "cachedBlocks": )" +
+                       cached + "}}}}"));
+    return RunVectors().out;
+  };
+  EXPECT_THAT(run("3"), EndsWith("0 passed, 0 failed, 1 skipped\n"));
+  EXPECT_THAT(run("2"), EndsWith("0 passed, 1 failed, 0 skipped\n"));
 }
 
 TEST_F(TokrouteConformanceTest, WhatNobodyReadsIsAFailure) {

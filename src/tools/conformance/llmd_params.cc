@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
 namespace tokroute::llmd {
@@ -52,6 +53,13 @@ class Reader {
     Fail(name, "a string", *value);
     return unless_given;
   }
+  // Null: not given.
+  const Json* Object(const char* name) {
+    const Json* value = Find(name);
+    if (value == nullptr || value->is_object()) return value;
+    Fail(name, "an object", *value);
+    return nullptr;
+  }
   bool Given(const char* name) { return Find(name) != nullptr; }
 
   // llm-d lets several producers fill one attribute and a plugin name the one it means. With us one producer fills a
@@ -92,6 +100,9 @@ class Reader {
   std::set<std::string> known_;
   absl::Status status_;
 };
+
+// llm-d's tiers that are tiers of ours; it lower-cases what engines say.
+constexpr char kGpu[] = "gpu", kCpu[] = "cpu", kDisk[] = "disk";
 
 // Factors come from outside, so a product may be anything.
 std::int64_t SaturatedProduct(std::int64_t a, std::int64_t b) {
@@ -224,32 +235,47 @@ PrefixIndexOptions ApproximatePrefixParams::IndexOptions(std::int64_t block_size
   return options;
 }
 
-absl::StatusOr<PrecisePrefixParams> PrecisePrefixProducer(const Json& params) {
+absl::StatusOr<PrefixIndexOptions> PrecisePrefixProducer(const Json& params) {
   Reader reader(params);
-  PrecisePrefixParams result;
-  result.block_size_tokens = reader.Integer("blockSizeTokens", result.block_size_tokens);
-  reader.Ignore("tierWeights");  // Read below, key by key.
+  PrefixIndexOptions options{.mode = IndexMode::kExact};
+  const std::int64_t block_size = reader.Integer("blockSizeTokens", kDefaultBlockSize);
+  const Json* given = reader.Object("tierWeights");
+  const Json listed = given == nullptr ? Json{{kGpu, 1.0}, {kCpu, 0.8}} : *given;
+  TierWeights& weights = options.tier_weights;
+  weights = {.device = 1, .host = 1, .disk = 1, .unknown = 1};
+  std::string other;
+  for (const auto& item : listed.items()) {
+    if (!item.value().is_number()) {
+      reader.Fail("tierWeights", "a number for each tier", item.value());
+      continue;
+    }
+    const double weight = item.value().get<double>();
+    if (item.key() == kGpu) {
+      weights.device = weight;
+    } else if (item.key() == kCpu) {
+      weights.host = weight;
+    } else if (item.key() == kDisk) {
+      weights.disk = weight;
+    } else if (weight != 1) {
+      other = item.key();
+    }
+  }
   if (absl::Status status = reader.Done(); !status.ok()) return status;
-  const auto weights = params.is_object() ? params.find("tierWeights") : params.end();
-  if (!params.is_object() || weights == params.end()) return result;
-  Reader tiers(*weights);
-  result.gpu_weight = tiers.Number("gpu", result.gpu_weight);
-  result.cpu_weight = tiers.Number("cpu", result.cpu_weight);
-  if (absl::Status status = tiers.Done(); !status.ok()) return status;
-  return result;
-}
-
-PrefixIndexOptions PrecisePrefixParams::IndexOptions() const {
-  PrefixIndexOptions options;
-  options.mode = IndexMode::kExact;
-  options.block_size = static_cast<std::int32_t>(std::min<std::int64_t>(block_size_tokens, INT32_MAX));
-  options.tier_weights = {.device = gpu_weight, .host = cpu_weight};
+  if (!other.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("tierWeights: all tiers but gpu, cpu and disk are one, got a weight for ", other));
+  }
+  // The index says what is wrong with a size or a weight that it does not take.
+  options.block_size = static_cast<std::int32_t>(std::clamp<std::int64_t>(block_size, INT32_MIN, INT32_MAX));
   return options;
 }
-StorageTier PrecisePrefixParams::Tier(const std::string& name) {
-  return name == "gpu" ? StorageTier::kDevice : name == "cpu" ? StorageTier::kHost : StorageTier::kUnknown;
+
+StorageTier TierOf(std::string_view name) {
+  const std::string lower = absl::AsciiStrToLower(absl::string_view(name.data(), name.size()));
+  if (lower.empty() || lower == kGpu) return StorageTier::kDevice;
+  if (lower == kCpu) return StorageTier::kHost;
+  return lower == kDisk ? StorageTier::kDisk : StorageTier::kUnknown;
 }
-std::int64_t PrecisePrefixParams::WholeBlocks(double weighted_blocks) { return static_cast<std::int64_t>(weighted_blocks); }
 
 absl::StatusOr<PrefixHashParams> PrefixHash(const Json& params) {
   Reader reader(params);
@@ -289,6 +315,11 @@ Json Effective(const ApproximatePrefixParams& params) {
           {"maxPrefixBlocksToMatch", params.max_prefix_blocks},
           {"lruCapacityPerServer", params.lru_capacity_blocks}};
 }
+Json Effective(const PrefixIndexOptions& options) {
+  const TierWeights& weights = options.tier_weights;
+  return {{"blockSizeTokens", options.block_size},
+          {"tierWeights", {{kGpu, weights.device}, {kCpu, weights.host}, {kDisk, weights.disk}}}};
+}
 
 std::string OutcomeLabel(const ReasonTag& reason) {
   if (reason == kSticky || reason == kAllWarm || reason == kGateOff) return "sticky";
@@ -310,6 +341,7 @@ absl::Status InLlmdTerms(const absl::Status& status) {
       {"OutputEstimateOptions.output_ratio", "outputRatio"},
       {"OutputEstimateOptions.max_estimated_output_tokens", "maxEstimatedOutputTokens"},
       {"PrefixIndexOptions.block_size", "blockSizeTokens"},
+      {"PrefixIndexOptions.tier_weights", "tierWeights"},
       {"PrefixIndexOptions.default_capacity_tokens", "lruCapacityPerServer"},
   };
   const std::string message(status.message());

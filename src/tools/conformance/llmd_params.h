@@ -22,6 +22,7 @@
 #include "tokroute/filter/prefix_cache_affinity_filter.h"
 #include "tokroute/load/in_flight_load.h"
 #include "tokroute/picker/picker_options.h"
+#include "tokroute/prefix/kv_event.h"
 #include "tokroute/prefix/prefix_index.h"
 #include "tokroute/scorer/active_request_scorer.h"
 #include "tokroute/scorer/token_load_scorer.h"
@@ -68,17 +69,12 @@ struct ApproximatePrefixParams {
 };
 absl::StatusOr<ApproximatePrefixParams> ApproximatePrefixProducer(const Json& params);
 
-// precise-prefix-cache-producer. llm-d's tiers go by name: gpu and cpu are our device and host, all others weigh 1 there and
-// are kUnknown with us.
-struct PrecisePrefixParams {
-  std::int64_t block_size_tokens = 16;
-  double gpu_weight = 1.0, cpu_weight = 0.8;
-  PrefixIndexOptions IndexOptions() const;
-  static StorageTier Tier(const std::string& name);
-  // llm-d publishes the weighted sum as whole blocks, ours is not rounded.
-  static std::int64_t WholeBlocks(double weighted_blocks);
-};
-absl::StatusOr<PrecisePrefixParams> PrecisePrefixProducer(const Json& params);
+// precise-prefix-cache-producer: an index in exact mode. `tierWeights` (the vectors' own) maps llm-d's tier names; a
+// tier that is not listed weighs 1, and absent means llm-d's defaults (gpu 1, cpu 0.8). kUnimplemented: a name but gpu,
+// cpu and disk with a weight that is not 1, because all such names are one tier with us.
+absl::StatusOr<PrefixIndexOptions> PrecisePrefixProducer(const Json& params);
+// llm-d's name of a tier, in any case; empty: gpu.
+StorageTier TierOf(std::string_view name);
 
 // prefix-hash (of the vectors, not of llm-d): what ReferenceBlockHashes takes.
 struct PrefixHashParams {
@@ -94,6 +90,7 @@ Json Effective(const ActiveRequestOptions& options);
 Json Effective(const PickerOptions& options);
 Json Effective(const InFlightLoadParams& params);
 Json Effective(const ApproximatePrefixParams& params);
+Json Effective(const PrefixIndexOptions& options);  // Of the precise producer.
 
 // llm-d's label for what the affinity filter did; our own name where llm-d has none.
 std::string OutcomeLabel(const ReasonTag& reason);

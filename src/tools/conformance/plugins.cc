@@ -101,6 +101,13 @@ absl::StatusOr<Json> EffectiveParams(const std::string& type, const Json& params
     if (!index.ok()) return llmd::InLlmdTerms(index.status());
     return llmd::Effective(*mapped);
   }
+  if (type == "precise-prefix-cache-producer") {
+    const auto options = llmd::PrecisePrefixProducer(params);
+    if (!options.ok()) return options.status();
+    const auto index = PrefixIndex::Create(*options);
+    if (!index.ok()) return llmd::InLlmdTerms(index.status());
+    return llmd::Effective(*options);
+  }
   const absl::StatusOr<AnyPicker> picker = MakePicker(type, params);
   if (!picker.ok()) return picker.status();
   return llmd::Effective(*llmd::AnyPickerOptions(params));

@@ -1,7 +1,12 @@
 // approx-prefix-cache-producer: a real index behind its real producer, filled by real dispatches.
-// precise-prefix-cache-producer: a real index, filled by events.
+// precise-prefix-cache-producer: a real index in exact mode, filled by KV events and speculative records.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -162,6 +167,163 @@ class PrefixSequence {
   std::map<std::string, Prompt> prompts_;
 };
 
+// What a case says that endpoints hold of its prompt. An endpoint's slot is its place in `names`.
+struct PreciseContents {
+  std::int64_t prompt_blocks = 0;
+  std::vector<std::string> names;
+  std::map<StorageTier, std::string> tier_names;                              // As the case calls them.
+  std::map<std::pair<std::uint32_t, StorageTier>, std::vector<bool>> stored;  // By block.
+  std::map<std::uint32_t, std::int64_t> speculative;                          // The leading blocks.
+
+  static constexpr EndpointId IdOf(std::uint32_t slot) { return {.slot = slot, .incarnation = 1}; }
+  std::uint32_t SlotOf(const std::string& name) {
+    const auto found = std::find(names.begin(), names.end(), name);
+    const auto slot = static_cast<std::uint32_t>(found - names.begin());
+    if (found == names.end()) names.push_back(name);
+    return slot;
+  }
+};
+
+PreciseContents ReadPreciseContents(const Json& one_case) {
+  PreciseContents contents;
+  contents.prompt_blocks = one_case.at("request").at("promptBlocks").get<std::int64_t>();
+  const Json& index = one_case.at("index");
+  if (static_cast<std::int64_t>(index.size()) > contents.prompt_blocks)
+    throw std::invalid_argument("index: more blocks than the prompt has");
+  for (std::size_t block = 0; block < index.size(); ++block) {
+    for (const Json& holder : index[block]) {
+      const bool speculative = holder.contains("speculative");
+      if (holder.size() != 2 || speculative == holder.contains("tier"))
+        throw std::invalid_argument("index: want an endpoint and its tier or speculative, got " + holder.dump());
+      const std::uint32_t slot = contents.SlotOf(holder.at("endpoint").get<std::string>());
+      if (speculative) {
+        if (!holder["speculative"].get<bool>()) throw std::invalid_argument("index: speculative: want true or nothing");
+        // Whoever books a request books it from its first block on.
+        if (contents.speculative[slot]++ != static_cast<std::int64_t>(block))
+          throw NotYet{"a speculation that does not begin at the prompt's first block"};
+        continue;
+      }
+      const std::string name = holder["tier"].get<std::string>();
+      const StorageTier tier = llmd::TierOf(name);
+      if (contents.tier_names.emplace(tier, name).first->second != name)
+        throw NotYet{"several tiers that are one with us"};
+      std::vector<bool>& held = contents.stored[{slot, tier}];
+      held.resize(static_cast<std::size_t>(contents.prompt_blocks));
+      held[block] = true;
+    }
+  }
+  return contents;
+}
+
+// How an index may have come to hold the same: what a case expects holds for each.
+enum class History { kParentsFirst, kParentsLast, kGapsRemoved };
+constexpr std::pair<History, const char*> kHistories[] = {{History::kParentsFirst, "stored parents first"},
+                                                          {History::kParentsLast, "stored parents last"},
+                                                          {History::kGapsRemoved, "stored whole, then gaps removed"}};
+
+class PreciseIndex {
+ public:
+  explicit PreciseIndex(const PrefixIndexOptions& options) {
+    const auto index = PrefixIndex::Create(options);
+    if (!index.ok()) throw std::invalid_argument(std::string(llmd::InLlmdTerms(index.status()).message()));
+    index_ = *index;
+  }
+
+  // Speculations come last: an event ends what was expected of its block, and a case has both side by side.
+  void Tell(const PreciseContents& contents, History history) {
+    tokens_.resize(static_cast<std::size_t>(contents.prompt_blocks * index_->options().block_size));
+    std::iota(tokens_.begin(), tokens_.end(), TokenId{1});  // No block is like another.
+    PromptKeys prompt = KeysOf(contents.prompt_blocks);
+    const std::span<const BlockKey> keys = prompt.Ensure(contents.prompt_blocks);
+    if (history == History::kGapsRemoved) {
+      StoreWhole(contents, keys);
+    } else {
+      for (std::size_t i = 0; i < keys.size(); ++i)
+        StoreBlock(contents, keys, history == History::kParentsFirst ? i : keys.size() - 1 - i);
+    }
+    for (const auto& [slot, blocks] : contents.speculative) {
+      PromptKeys booked = KeysOf(blocks);
+      if (index_->Record(PreciseContents::IdOf(slot), booked, nullptr).blocks != blocks)
+        throw std::runtime_error("a speculation that was not recorded");
+    }
+    if (const absl::Status audit = index_->Audit(); !audit.ok()) throw std::runtime_error(std::string(audit.message()));
+  }
+
+  Json Match(const PreciseContents& contents) const {
+    PromptKeys keys = KeysOf(contents.prompt_blocks);
+    PrefixMatch match;
+    index_->Match(keys, match);
+    const auto fields = [&](const PrefixMatch::Holder& holder) -> Json {
+      Json by_tier = Json::object();
+      const auto note = [&](const std::string& name, std::size_t tier) {
+        if (holder.tier_blocks[tier] != 0) by_tier[name] = holder.tier_blocks[tier];
+      };
+      for (const auto& [tier, name] : contents.tier_names) note(name, static_cast<std::size_t>(tier));
+      note("speculative", kStorageTiers);
+      return {{"matchBlocks", holder.weighted_blocks},
+              {"cachedBlocks", holder.blocks},
+              {"cachedBlocksByTier", by_tier},
+              {"totalBlocks", match.prompt_blocks()},
+              {"blockSizeTokens", index_->options().block_size}};
+    };
+    Json matches = Json::object();
+    for (const std::string& name : contents.names) matches[name] = fields({});  // Unless it turns out to be a holder.
+    for (const PrefixMatch::Holder& holder : match.holders())
+      matches[contents.names.at(holder.endpoint.slot)] = fields(holder);
+    return matches;
+  }
+
+ private:
+  PromptKeys KeysOf(std::int64_t blocks) const {
+    const auto count = static_cast<std::size_t>(blocks * index_->options().block_size);
+    PromptKeys keys;
+    keys.Reset(index_->key_options(), {.tokens = std::span(tokens_).first(count)});
+    return keys;
+  }
+
+  void StoreBlock(const PreciseContents& contents, std::span<const BlockKey> keys, std::size_t block) {
+    const std::optional<BlockKey> parent = block == 0 ? std::nullopt : std::optional(keys[block - 1]);
+    for (const auto& [source, held] : contents.stored) {
+      if (!held[block]) continue;
+      const KvResult result =
+          index_->Stored({PreciseContents::IdOf(source.first), source.second}, parent, keys.subspan(block, 1));
+      // A parent that nobody holds, yet or ever, is what some cases are about.
+      if (result != KvResult::kUnknownParent) WantApplied(result);
+    }
+  }
+
+  // As an engine comes to a gap.
+  void StoreWhole(const PreciseContents& contents, std::span<const BlockKey> keys) {
+    for (const auto& [source, held] : contents.stored) {
+      const KvSource from{PreciseContents::IdOf(source.first), source.second};
+      const auto end = static_cast<std::size_t>(std::find(held.rbegin(), held.rend(), true).base() - held.begin());
+      std::vector<BlockKey> gaps;
+      for (std::size_t block = 0; block < end; ++block) {
+        if (!held[block]) gaps.push_back(keys[block]);
+      }
+      WantApplied(index_->Stored(from, std::nullopt, keys.first(end)));
+      WantApplied(index_->Removed(from, gaps));
+    }
+  }
+
+  static void WantApplied(KvResult result) {
+    if (result != KvResult::kApplied) throw std::runtime_error("an event was " + std::string(ToString(result)));
+  }
+
+  std::shared_ptr<PrefixIndex> index_;
+  std::vector<TokenId> tokens_;
+};
+
+// llm-d cuts the fraction off a tier-weighted match and we do not, by design; but no tag lets these cases differ in it.
+// They are run with our match in the place of llm-d's and, if all else agrees, skipped.
+struct Untruncated {
+  const char* case_name;
+  const char* endpoint;
+  double match_blocks;
+};
+constexpr Untruncated kUntruncated[] = {{"slower tier weighs less and the sum is truncated", "a", 2.5},
+                                        {"all in host memory counts fully unweighted", "a", 3.2}};
+
 }  // namespace
 
 Result RunApproximatePrefixSequence(const Json& one_case) {
@@ -188,71 +350,30 @@ Result RunApproximatePrefixSequence(const Json& one_case) {
 }
 
 Result RunPrecisePrefixMatch(const Json& one_case) {
-  const absl::StatusOr<llmd::PrecisePrefixParams> params = llmd::PrecisePrefixProducer(ChildOr(one_case, "params"));
-  if (!params.ok()) return Result::Of(params.status());
-  const auto made = PrefixIndex::Create(params->IndexOptions());
-  if (!made.ok()) return Result::Of(made.status());
-  PrefixIndex& index = **made;
-
-  // The vectors say who holds each block of a prompt, not what is in it.
-  const Json& blocks = one_case.at("index");
-  std::vector<TokenId> tokens(static_cast<std::size_t>(one_case.at("request").at("promptBlocks").get<std::int64_t>() *
-                                                       params->block_size_tokens));
-  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
-  PromptKeys prompt;
-  prompt.Reset(index.key_options(), {.tokens = tokens});
-  const std::span<const BlockKey> keys = prompt.Ensure(prompt.block_count());
-  std::map<std::string, EndpointId> endpoints;
-  std::map<StorageTier, std::string> tier_names;
-  std::map<std::string, std::size_t> speculative;  // How many blocks of an endpoint, from the first on.
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    for (const Json& holder : blocks[i]) {
-      const std::string name = holder.at("endpoint").get<std::string>();
-      const auto number = static_cast<std::uint32_t>(endpoints.size());
-      const EndpointId id = endpoints.emplace(name, EndpointId{number, 1}).first->second;
-      if (holder.value("speculative", false)) {
-        if (speculative[name]++ != i) throw std::invalid_argument("speculative blocks that are no prefix");
-        continue;
-      }
-      const std::string tier = holder.at("tier").get<std::string>();
-      tier_names[llmd::PrecisePrefixParams::Tier(tier)] = tier;
-      const KvResult result = index.Stored({id, llmd::PrecisePrefixParams::Tier(tier)},
-                                           i > 0 ? std::optional(keys[i - 1]) : std::nullopt, keys.subspan(i, 1));
-      // The vectors' gaps are blocks whose parents nobody may hold.
-      if (result != KvResult::kApplied && result != KvResult::kUnknownParent) {
-        throw std::runtime_error(absl::StrCat("event refused, result ", static_cast<int>(result)));
-      }
+  const absl::StatusOr<PrefixIndexOptions> options = llmd::PrecisePrefixProducer(ChildOr(one_case, "params"));
+  if (!options.ok()) return Result::Of(options.status());
+  Json expect = one_case.at("expect");
+  bool untruncated = false;
+  for (const Untruncated& ours : kUntruncated) {
+    if (one_case.at("name") != ours.case_name) continue;
+    Json& theirs = expect.at("match").at(ours.endpoint).at("matchBlocks");
+    if (theirs == ours.match_blocks) return Result::Failed("listed as truncated by llm-d, but it is not");
+    theirs = ours.match_blocks;
+    untruncated = true;
+  }
+  try {
+    const PreciseContents contents = ReadPreciseContents(one_case);
+    for (const auto& [history, name] : kHistories) {
+      PreciseIndex index(*options);
+      index.Tell(contents, history);
+      const std::string found = Disagreement(expect, {{"match", index.Match(contents)}});
+      if (!found.empty()) return Result::Failed(absl::StrCat(name, ": ", found));
     }
+  } catch (const NotYet& missing) {
+    return Result::Skipped(missing.what);
   }
-  for (const auto& [name, count] : speculative) {
-    PromptKeys part;
-    part.Reset(index.key_options(), {.block_keys = keys.first(count), .block_size = index.options().block_size});
-    if (!index.Record(endpoints.at(name), part, nullptr)) throw std::runtime_error("speculation refused");
-  }
-
-  PrefixMatch match;
-  index.Match(prompt, match);
-  Json actual = Json::object();
-  for (const auto& [name, id] : endpoints) {
-    Json& endpoint = actual[name] = {{"matchBlocks", 0},
-                                     {"cachedBlocks", 0},
-                                     {"cachedBlocksByTier", Json::object()},
-                                     {"totalBlocks", match.prompt_blocks()},
-                                     {"blockSizeTokens", index.options().block_size}};
-    for (const PrefixMatch::Holder& holder : match.holders()) {
-      if (holder.endpoint != id) continue;
-      endpoint["matchBlocks"] = llmd::PrecisePrefixParams::WholeBlocks(holder.weighted_blocks);
-      endpoint["cachedBlocks"] = holder.blocks;
-      for (const auto& [tier, tier_name] : tier_names) {
-        const std::int32_t held = holder.tier_blocks[static_cast<std::size_t>(tier)];
-        if (held > 0) endpoint["cachedBlocksByTier"][tier_name] = held;
-      }
-      if (holder.tier_blocks[kStorageTiers] > 0)
-        endpoint["cachedBlocksByTier"]["speculative"] = holder.tier_blocks[kStorageTiers];
-    }
-  }
-  if (const absl::Status audit = index.Audit(); !audit.ok()) return Result::Of(audit);
-  return Result::Of(Disagreement(one_case.at("expect").at("match"), actual));
+  if (!untruncated) return {};
+  return Result::Skipped("all agrees but matchBlocks: a weighted match is not truncated, and no tag allows that here");
 }
 
 }  // namespace tokroute::conformance

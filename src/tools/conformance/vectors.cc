@@ -92,7 +92,18 @@ std::string CompareMatch(const Json& expected, const Json& actual) {
   if (!expected.is_object() || expected.size() != actual.size()) {
     return absl::StrCat("match: want ", expected.dump(), ", got ", actual.dump());
   }
-  return Compare("match", expected, actual, 0, Keys::kListedOnly);
+  for (const auto& endpoint : expected.items()) {
+    const std::string where = "match." + endpoint.key();
+    if (!actual.contains(endpoint.key())) return where + ": got none";
+    const Json& got = actual[endpoint.key()];
+    for (const auto& field : endpoint.value().items()) {
+      const std::string path = absl::StrCat(where, ".", field.key());
+      if (!got.contains(field.key())) return absl::StrCat(path, ": want ", field.value().dump(), ", got none");
+      const std::string found = Compare(path, field.value(), got[field.key()], 1e-9, Keys::kSame);
+      if (!found.empty()) return found;
+    }
+  }
+  return "";
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ std::vector<TokenId> ReadTokens(const Json& tokens);
 // What `expected` says and `actual` does not, in one line; empty if they agree. By key of `expected`:
 //   scores, totals       maps with exactly these keys, to 1e-6 x max(1, |expected|)
 //   inflight, lruEntries maps with exactly these keys, but for zero entries; exact
-//   match                exactly these endpoints, and of each the fields listed; exact
+//   match                exactly these endpoints, and of each the fields listed; integers exact, other numbers to 1e-9
 //   effective            the fields listed
 //   note, tieBreak, perStep  not compared
 // Anything else: equal, numbers to 1e-9. A key that `actual` lacks is a disagreement, so nothing goes unread.
