@@ -882,7 +882,7 @@ KvResult RunForest::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey 
         hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == previous_key;
     previous = hinted ? hint : PlaceOf(previous_key);
   }
-  const auto place_of = [&](std::size_t i) -> Place {
+  const auto place_of = [&](std::size_t i) TOKROUTE_REQUIRES(mutex_) -> Place {
     // It mostly lies right behind the one before.
     if (previous.run != kNone) {
       const Run& run = At(previous.run);
@@ -1269,12 +1269,14 @@ absl::Status RunForest::Audit() {
   std::unordered_map<std::uint32_t, std::uint32_t> runs;  // Keys found in the table, by run.
   std::int64_t keys = 0;
   bool good = true;
-  table_.ForEach([&](Place place) {
+  std::vector<Place> places;
+  table_.ForEach([&](Place place) { places.push_back(place); });
+  for (const Place place : places) {
     ++runs[place.run];
     ++keys;
     const Run& run = At(place.run);
     good &= place.offset < run.length && PlaceOf(KeysOf(run)[place.offset]).offset == place.offset;
-  });
+  }
   if (!good) return fail("a key is not where the table says");
   if (keys != stats_.distinct_blocks || keys != table_.size() || std::ssize(runs) != stats_.runs) {
     return fail("table has ", keys, " keys of ", runs.size(), " runs, counted ", stats_.distinct_blocks, " of ",

@@ -304,7 +304,7 @@ absl::Status RunForest::LoadFrom(const std::function<std::size_t(std::span<std::
 // What one holder has of a saved run and does not hold here yet, stretch by stretch.
 void RunForest::Restore(std::uint32_t owner, BlockKey parent_key, std::span<const BlockKey> keys, std::uint32_t tier,
                         std::uint32_t cutoff, std::span<const std::uint64_t> bits) noexcept {
-  const auto wanted = [&](std::size_t i) {
+  const auto wanted = [&](std::size_t i) TOKROUTE_REQUIRES(mutex_) {
     if (i >= cutoff && (bits.empty() || (bits[i / 64] >> (i % 64) & 1) == 0)) return false;
     const Place place = PlaceOf(keys[i]);
     const Holder* holder = place.run != kNone ? FindHolder(place.run, TagOf(owner), tier) : nullptr;
