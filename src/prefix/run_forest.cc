@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kBlocksPerMembership = 4;  // That a sweep takes at a time.
+constexpr std::uint32_t kMostHanging = 256;       // Runs in a row that hang in the air and are looked through.
 constexpr int kTries = 8;                         // Looks at a run that keeps changing.
 constexpr std::uint32_t kWalkedRuns = 3;          // Walked down one by one; beyond, the prompt is searched.
 constexpr std::uint32_t kRunsAhead = 4;           // Records fetched ahead on the way down.
@@ -848,13 +849,16 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
   const BlockKey parent_key = parent.value_or(0);
   bool orphan = false;
   if (parent_key != 0) {
+    if (std::find(keys.begin(), keys.end(), parent_key) != keys.end()) {
+      return Refuse(KvResult::kMalformed, source.endpoint.slot);
+    }
     const Place hint = whose.last;
     const bool hinted =
         hint.run != kNone && hint.offset < At(hint.run).length && KeysOf(At(hint.run))[hint.offset] == parent_key;
     whose.last = hinted ? hint : PlaceOf(parent_key);
     orphan = !Reaches(whose.last);
   }
-  if (orphan) {
+  if (orphan && !keys.empty()) {
     ++stats_.unknown_parents;
     if (!KeepOrphans(owner, tier, parent_key, keys)) {
       stats_.dropped_orphans += static_cast<std::int64_t>(keys.size());
@@ -864,6 +868,8 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
   std::size_t stored = 0;
   const KvResult result = StoreKeys(owner, tier, parent_key, keys, stored);
   stats_.stored_blocks += static_cast<std::int64_t>(stored);
+  if (!orphan) Adopt(keys.first(stored));
+  else if (stored < keys.size()) CutOrphans(stored);
   if (result != KvResult::kApplied) return Refuse(result, source.endpoint.slot);
   return orphan ? KvResult::kUnknownParent : KvResult::kApplied;
 }
@@ -1015,32 +1021,31 @@ KvSequence RunForest::Sequence(EndpointId id, std::uint64_t number) noexcept {
 
 // ---- Orphans: what was stored behind an unknown parent ----
 
-// The place's chain goes up to a prompt's first block. Only runs that once hung in the air are asked again.
+// The place's chain goes up to a prompt's first block. Only runs that once hung in the air are asked again, and no more
+// of them in a row than kMostHanging: keys that are no chain may go round in a circle.
 bool RunForest::Reaches(Place place) noexcept {
   if (place.run == kNone) return false;
   const std::uint32_t first = place.run;
-  while (At(place.run).orphan != 0) {
+  for (std::uint32_t steps = 0; At(place.run).orphan != 0; ++steps) {
     place = PlaceOf(At(place.run).parent_key);
-    if (place.run == kNone) return false;
+    if (place.run == kNone || steps == kMostHanging) return false;
   }
   for (std::uint32_t at = first; At(at).orphan != 0; at = PlaceOf(At(at).parent_key).run) Store(At(at).orphan, 0);
   return true;
 }
 
-// Notes them, so that they can be let go of. False: the endpoint has too many already.
+// Notes that these blocks, stored behind an unknown parent, may have to go. False: the endpoint has too many already,
+// or there is no memory.
 bool RunForest::KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey parent,
                             std::span<const BlockKey> keys) noexcept {
   Owner& whose = owners_.get()[owner];
   const auto count = static_cast<std::int64_t>(keys.size());
-  if (whose.orphans + count > most_orphans_) {  // Unless some have found their parent meanwhile.
-    for (Orphans& orphans : orphans_) {
-      if (orphans.owner == owner && orphans.life == whose.life) (void)LetGo(orphans, false);
-    }
-  }
   if (whose.orphans + count > most_orphans_ || !budget_.Take(count * std::int64_t{sizeof(BlockKey)})) return false;
   try {
     orphans_.push_back({whose.life, owner, tier, parent, clock_.Now() + orphan_ttl_, {keys.begin(), keys.end()}});
+    ++awaited_[parent];
   } catch (const std::bad_alloc&) {
+    if (!orphans_.empty() && orphans_.back().parent == parent && awaited_.count(parent) == 0) orphans_.pop_back();
     budget_.Give(count * std::int64_t{sizeof(BlockKey)});
     return false;
   }
@@ -1049,13 +1054,27 @@ bool RunForest::KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey pa
   return true;
 }
 
-// Those that found their parent, or whose endpoint is gone, are none any more; expired ones go. True: it is settled.
-bool RunForest::LetGo(Orphans& orphans, bool expired) noexcept {
-  if (orphans.keys.empty()) return true;
+// The event that was noted last was taken in part only.
+void RunForest::CutOrphans(std::size_t stored) noexcept {
+  Orphans& orphans = orphans_.back();
+  const auto fewer = static_cast<std::int64_t>(orphans.keys.size() - stored);
+  orphans.keys.resize(stored);
+  owners_.get()[orphans.owner].orphans -= fewer;
+  stats_.orphan_blocks -= fewer;
+  budget_.Give(fewer * std::int64_t{sizeof(BlockKey)});
+  if (stored == 0) Unawait(orphans.parent);
+}
+
+void RunForest::Unawait(BlockKey parent) noexcept {
+  const auto it = awaited_.find(parent);
+  if (it != awaited_.end() && --it->second == 0) awaited_.erase(it);
+}
+
+// Those whose endpoint is gone are none any more; else they have found their parent (`adopted`), or are let go of.
+void RunForest::Settle(Orphans& orphans, bool adopted) noexcept {
+  if (orphans.keys.empty()) return;
   Owner& whose = owners_.get()[orphans.owner];
   const bool alive = whose.alive != 0 && whose.life == orphans.life;
-  const bool adopted = Reaches(PlaceOf(orphans.parent));
-  if (alive && !adopted && !expired) return false;
   const auto count = static_cast<std::int64_t>(orphans.keys.size());
   if (alive && !adopted) {
     for (std::size_t i = orphans.keys.size(); i-- > 0;) {
@@ -1068,13 +1087,41 @@ bool RunForest::LetGo(Orphans& orphans, bool expired) noexcept {
   if (alive) whose.orphans -= count;
   stats_.orphan_blocks -= count;
   budget_.Give(count * std::int64_t{sizeof(BlockKey)});
+  Unawait(orphans.parent);
   orphans.keys = {};
-  return true;
+}
+
+// These blocks are reachable: so are the orphans that wait for one of them, and those that wait for those.
+void RunForest::Adopt(std::span<const BlockKey> keys) noexcept {
+  try {
+    std::vector<BlockKey> found;
+    for (std::size_t next = 0; !awaited_.empty(); ++next) {
+      if (next >= keys.size() + found.size()) return;
+      const BlockKey key = next < keys.size() ? keys[next] : found[next - keys.size()];
+      if (awaited_.count(key) == 0) continue;
+      for (Orphans& orphans : orphans_) {
+        if (orphans.keys.empty() || orphans.parent != key) continue;
+        found.insert(found.end(), orphans.keys.begin(), orphans.keys.end());
+        Settle(orphans, true);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    return;  // Those that are left go when their time is up, which under-credits.
+  }
 }
 
 void RunForest::ExpireOrphans() noexcept {
   const std::chrono::nanoseconds now = clock_.Now();
-  while (!orphans_.empty() && LetGo(orphans_.front(), orphans_.front().deadline <= now)) orphans_.pop_front();
+  while (!orphans_.empty()) {
+    Orphans& oldest = orphans_.front();
+    if (!oldest.keys.empty()) {
+      const Owner& whose = owners_.get()[oldest.owner];
+      const bool gone = whose.alive == 0 || whose.life != oldest.life;
+      if (!gone && oldest.deadline > now) return;
+      Settle(oldest, false);
+    }
+    orphans_.pop_front();
+  }
 }
 
 // ---- Speculations: what booked requests will store ----

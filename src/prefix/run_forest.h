@@ -24,6 +24,7 @@
 #include <optional>
 #include <span>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -215,7 +216,10 @@ class RunForest final : public PrefixEngine {
   bool Reaches(Place place) noexcept TOKROUTE_REQUIRES(mutex_);
   bool KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey parent, std::span<const BlockKey> keys) noexcept
       TOKROUTE_REQUIRES(mutex_);
-  bool LetGo(Orphans& orphans, bool expired) noexcept TOKROUTE_REQUIRES(mutex_);
+  void CutOrphans(std::size_t stored) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Unawait(BlockKey parent) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Settle(Orphans& orphans, bool adopted) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Adopt(std::span<const BlockKey> keys) noexcept TOKROUTE_REQUIRES(mutex_);
   void ExpireOrphans() noexcept TOKROUTE_REQUIRES(mutex_);
   bool Knows(EndpointId id) const noexcept TOKROUTE_REQUIRES(mutex_);
   KvResult Refuse(KvResult result, std::uint32_t slot) noexcept TOKROUTE_REQUIRES(mutex_);
@@ -246,6 +250,7 @@ class RunForest final : public PrefixEngine {
   Slot* const slots_;
   std::deque<Speculation> speculations_ TOKROUTE_GUARDED_BY(mutex_);  // By deadline, which is also by serial.
   std::deque<Orphans> orphans_ TOKROUTE_GUARDED_BY(mutex_);           // By deadline.
+  std::unordered_map<BlockKey, std::uint32_t> awaited_ TOKROUTE_GUARDED_BY(mutex_);  // By how many of them.
   std::uint64_t last_serial_ TOKROUTE_GUARDED_BY(mutex_) = 0, last_life_ TOKROUTE_GUARDED_BY(mutex_) = 0;
   std::atomic<std::int64_t> next_deadline_;  // Of the speculations.
   std::atomic<bool> any_dead_{false};        // Some holders may be dead owners, not swept yet.
