@@ -18,7 +18,7 @@ missing=$(comm -23 "$scratch/expected" "$scratch/found")
 for file in $(comm -13 "$scratch/expected" "$scratch/found"); do
   [[ $file == include/tokroute/*.h && -f $root/$file ]] || fail "installed, and no header of ours: $file"
 done
-stray=$(grep -vE -e '^include/' -e '^lib[^/]*/([^/]+/)?libtokroute[a-z_]*\.(a|so[0-9.]*)$' -e '^bin/tokroute-[a-z]+$' \
+stray=$(grep -vE -e '^include/' -e '^lib[^/]*/([^/]+/)?libtokroute[a-z_]*\.(a|so[0-9.]*)$' -e '^bin/tokroute-[a-z-]+$' \
   -e '^lib[^/]*/([^/]+/)?cmake/tokroute/tokroute[A-Za-z]*(Config|ConfigVersion|Targets|Targets-[a-z]+)\.cmake$' \
   -e '^share/licenses/tokroute/LICENSE$' "$scratch/files" || true)
 [[ -z $stray ]] || fail "also installed: $stray"
