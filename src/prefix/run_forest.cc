@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
+#include "internal/no_memory.h"
 
 namespace tokroute::internal {
 namespace {
@@ -1041,10 +1042,11 @@ bool RunForest::KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey pa
   Owner& whose = owners_.get()[owner];
   const auto count = static_cast<std::int64_t>(keys.size());
   if (whose.orphans + count > most_orphans_ || !budget_.Take(count * std::int64_t{sizeof(BlockKey)})) return false;
-  try {
+  TOKROUTE_TRY {
     orphans_.push_back({whose.life, owner, tier, parent, clock_.Now() + orphan_ttl_, {keys.begin(), keys.end()}});
     ++awaited_[parent];
-  } catch (const std::bad_alloc&) {
+  }
+  TOKROUTE_NO_MEMORY {
     if (!orphans_.empty() && orphans_.back().parent == parent && awaited_.count(parent) == 0) orphans_.pop_back();
     budget_.Give(count * std::int64_t{sizeof(BlockKey)});
     return false;
@@ -1093,7 +1095,7 @@ void RunForest::Settle(Orphans& orphans, bool adopted) noexcept {
 
 // These blocks are reachable: so are the orphans that wait for one of them, and those that wait for those.
 void RunForest::Adopt(std::span<const BlockKey> keys) noexcept {
-  try {
+  TOKROUTE_TRY {
     std::vector<BlockKey> found;
     for (std::size_t next = 0; !awaited_.empty(); ++next) {
       if (next >= keys.size() + found.size()) return;
@@ -1105,7 +1107,8 @@ void RunForest::Adopt(std::span<const BlockKey> keys) noexcept {
         Settle(orphans, true);
       }
     }
-  } catch (const std::bad_alloc&) {
+  }
+  TOKROUTE_NO_MEMORY {
     return;  // Those that are left go when their time is up, which under-credits.
   }
 }
@@ -1161,10 +1164,11 @@ PrefixReceipt RunForest::Speculate(EndpointId id, std::span<const BlockKey> keys
   speculation.owner = owner;
   speculation.deadline = clock_.Now() + speculative_ttl_;
   ++stats_.live_receipts;
-  try {
+  TOKROUTE_TRY {
     speculation.keys.assign(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(stored));
     speculations_.push_back(std::move(speculation));
-  } catch (const std::bad_alloc&) {
+  }
+  TOKROUTE_NO_MEMORY {
     speculation.keys = {};
     for (std::size_t i = stored; i-- > 0;) Unspeculate(owner, keys[i]);
     budget_.Give(bytes);

@@ -22,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "internal/no_memory.h"
 #include "prefix/run_forest.h"
 
 #define XXH_INLINE_ALL
@@ -187,118 +188,119 @@ absl::Status RunForest::SaveTo(const std::function<bool(std::span<const std::byt
 }
 
 absl::Status RunForest::LoadFrom(const std::function<std::size_t(std::span<std::byte>)>& read,
-                                 const std::function<EndpointId(EndpointId)>& endpoint_of) try {
-  std::vector<std::byte> bytes;
-  for (std::size_t size = 0;;) {
-    bytes.resize(size + kBuffer);
-    const std::size_t got = std::min(read(std::span(bytes).subspan(size)), kBuffer);
-    size += got;
-    bytes.resize(size);
-    if (got == 0) break;
-  }
-  constexpr std::size_t kChecksum = sizeof(std::uint64_t);
-  if (bytes.size() < kMagic.size() + kChecksum) return Corrupted("truncated");
-  if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
-    return absl::InvalidArgumentError("PrefixIndex::Load: not a snapshot of an index");
-  }
-  const std::span<const std::byte> body = std::span(bytes).first(bytes.size() - kChecksum);
-  Reader reader(body);
-  (void)reader.Take(kMagic.size());
-  if (const auto version = reader.Get<std::uint32_t>(); version != kVersion)
-    return Foreign("version", kVersion, version);
-  if (Reader(std::span(bytes).last(kChecksum)).Get<std::uint64_t>() != XXH3_64bits(body.data(), body.size())) {
-    return Corrupted("truncated or corrupted: the checksum does not fit");
-  }
-  const auto block_size = reader.Get<std::uint32_t>(), scheme = reader.Get<std::uint32_t>();
-  if (block_size != static_cast<std::uint32_t>(options_.block_size)) {
-    return Foreign("block_size", static_cast<std::uint32_t>(options_.block_size), block_size);
-  }
-  if (scheme != static_cast<std::uint32_t>(options_.scheme)) {
-    return Foreign("scheme", static_cast<std::uint32_t>(options_.scheme), scheme);
-  }
-  if (reader.Get<std::uint64_t>() != SeedCheck(options_.key_seed)) {
-    return absl::InvalidArgumentError("PrefixIndex::Load: key_seed: the snapshot's keys were made with another one");
-  }
-  struct Endpoint {
-    EndpointId id;
-    std::uint8_t flags = 0;
-    std::uint64_t next_sequence = 0;
-  };
-  const auto endpoint_count = reader.Get<std::uint32_t>();
-  if (endpoint_count > kMaxEndpoints) return Corrupted("too many endpoints");
-  std::vector<Endpoint> endpoints(endpoint_count);
-  for (Endpoint& endpoint : endpoints) {
-    endpoint.id = {reader.Get<std::uint32_t>(), 0};
-    endpoint.id.incarnation = reader.Get<std::uint32_t>();
-    endpoint.flags = reader.Get<std::uint8_t>();
-    endpoint.next_sequence = reader.Get<std::uint64_t>();
-  }
-  // All of it is looked at before any of it counts.
-  std::vector<SavedRun> runs;
-  std::uint8_t more = reader.Get<std::uint8_t>();
-  for (; more == 1 && reader.good(); more = reader.Get<std::uint8_t>()) {
-    SavedRun& run = runs.emplace_back();
-    run.parent_key = reader.Get<std::uint64_t>();
-    const auto length = reader.Get<std::uint32_t>(), holders = reader.Get<std::uint32_t>();
-    if (length == 0 || length > kMostKeys || holders == 0 || holders > kMaxEndpoints * kStorageTiers) break;
-    if (reader.left() < length * sizeof(BlockKey)) break;
-    for (std::uint32_t i = 0; i < length; ++i) run.keys.push_back(reader.Get<std::uint64_t>());
-    for (std::uint32_t h = 0; h < holders && reader.good(); ++h) {
-      SavedRun::Held& held = run.holders.emplace_back();
-      held.endpoint = reader.Get<std::uint32_t>();
-      held.tier = reader.Get<std::uint8_t>();
-      held.cutoff = reader.Get<std::uint32_t>();
-      const auto words = reader.Get<std::uint32_t>();
-      if (held.endpoint >= endpoints.size() || held.tier >= kStorageTiers || held.cutoff > length ||
-          (words != 0 && words != (length + 63) / 64)) {
-        return Corrupted("corrupted: a holder that cannot be");
-      }
-      for (std::uint32_t i = 0; i < words; ++i) held.bits.push_back(reader.Get<std::uint64_t>());
+                                 const std::function<EndpointId(EndpointId)>& endpoint_of) {
+  TOKROUTE_TRY {
+    std::vector<std::byte> bytes;
+    for (std::size_t size = 0;;) {
+      bytes.resize(size + kBuffer);
+      const std::size_t got = std::min(read(std::span(bytes).subspan(size)), kBuffer);
+      size += got;
+      bytes.resize(size);
+      if (got == 0) break;
     }
-  }
-  if (more != 0 || !reader.good() || reader.left() != 0) return Corrupted("corrupted: a run that cannot be");
+    constexpr std::size_t kChecksum = sizeof(std::uint64_t);
+    if (bytes.size() < kMagic.size() + kChecksum) return Corrupted("truncated");
+    if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
+      return absl::InvalidArgumentError("PrefixIndex::Load: not a snapshot of an index");
+    }
+    const std::span<const std::byte> body = std::span(bytes).first(bytes.size() - kChecksum);
+    Reader reader(body);
+    (void)reader.Take(kMagic.size());
+    if (const auto version = reader.Get<std::uint32_t>(); version != kVersion)
+      return Foreign("version", kVersion, version);
+    if (Reader(std::span(bytes).last(kChecksum)).Get<std::uint64_t>() != XXH3_64bits(body.data(), body.size())) {
+      return Corrupted("truncated or corrupted: the checksum does not fit");
+    }
+    const auto block_size = reader.Get<std::uint32_t>(), scheme = reader.Get<std::uint32_t>();
+    if (block_size != static_cast<std::uint32_t>(options_.block_size)) {
+      return Foreign("block_size", static_cast<std::uint32_t>(options_.block_size), block_size);
+    }
+    if (scheme != static_cast<std::uint32_t>(options_.scheme)) {
+      return Foreign("scheme", static_cast<std::uint32_t>(options_.scheme), scheme);
+    }
+    if (reader.Get<std::uint64_t>() != SeedCheck(options_.key_seed)) {
+      return absl::InvalidArgumentError("PrefixIndex::Load: key_seed: the snapshot's keys were made with another one");
+    }
+    struct Endpoint {
+      EndpointId id;
+      std::uint8_t flags = 0;
+      std::uint64_t next_sequence = 0;
+    };
+    const auto endpoint_count = reader.Get<std::uint32_t>();
+    if (endpoint_count > kMaxEndpoints) return Corrupted("too many endpoints");
+    std::vector<Endpoint> endpoints(endpoint_count);
+    for (Endpoint& endpoint : endpoints) {
+      endpoint.id = {reader.Get<std::uint32_t>(), 0};
+      endpoint.id.incarnation = reader.Get<std::uint32_t>();
+      endpoint.flags = reader.Get<std::uint8_t>();
+      endpoint.next_sequence = reader.Get<std::uint64_t>();
+    }
+    // All of it is looked at before any of it counts.
+    std::vector<SavedRun> runs;
+    std::uint8_t more = reader.Get<std::uint8_t>();
+    for (; more == 1 && reader.good(); more = reader.Get<std::uint8_t>()) {
+      SavedRun& run = runs.emplace_back();
+      run.parent_key = reader.Get<std::uint64_t>();
+      const auto length = reader.Get<std::uint32_t>(), holders = reader.Get<std::uint32_t>();
+      if (length == 0 || length > kMostKeys || holders == 0 || holders > kMaxEndpoints * kStorageTiers) break;
+      if (reader.left() < length * sizeof(BlockKey)) break;
+      for (std::uint32_t i = 0; i < length; ++i) run.keys.push_back(reader.Get<std::uint64_t>());
+      for (std::uint32_t h = 0; h < holders && reader.good(); ++h) {
+        SavedRun::Held& held = run.holders.emplace_back();
+        held.endpoint = reader.Get<std::uint32_t>();
+        held.tier = reader.Get<std::uint8_t>();
+        held.cutoff = reader.Get<std::uint32_t>();
+        const auto words = reader.Get<std::uint32_t>();
+        if (held.endpoint >= endpoints.size() || held.tier >= kStorageTiers || held.cutoff > length ||
+            (words != 0 && words != (length + 63) / 64)) {
+          return Corrupted("corrupted: a holder that cannot be");
+        }
+        for (std::uint32_t i = 0; i < words; ++i) held.bits.push_back(reader.Get<std::uint64_t>());
+      }
+    }
+    if (more != 0 || !reader.good() || reader.left() != 0) return Corrupted("corrupted: a run that cannot be");
 
-  for (Endpoint& endpoint : endpoints) {
-    endpoint.id = endpoint_of(endpoint.id);
-    const MutexLock lock(mutex_);
-    if (Admit(endpoint.id, true) == kNone) {
-      endpoint.id = {};
-      continue;
+    for (Endpoint& endpoint : endpoints) {
+      endpoint.id = endpoint_of(endpoint.id);
+      const MutexLock lock(mutex_);
+      if (Admit(endpoint.id, true) == kNone) {
+        endpoint.id = {};
+        continue;
+      }
+      Slot& slot = slots_[endpoint.id.slot];
+      slot.resync |= (endpoint.flags & 2) != 0;
+      if (slot.sequenced || (endpoint.flags & 1) == 0) continue;
+      slot.sequenced = true;
+      slot.next_sequence = endpoint.next_sequence;
     }
-    Slot& slot = slots_[endpoint.id.slot];
-    slot.resync |= (endpoint.flags & 2) != 0;
-    if (slot.sequenced || (endpoint.flags & 1) == 0) continue;
-    slot.sequenced = true;
-    slot.next_sequence = endpoint.next_sequence;
-  }
-  // Parents first where they are saved, so that nothing hangs in the air meanwhile.
-  std::unordered_map<BlockKey, std::size_t> run_of;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    for (BlockKey key : runs[i].keys) run_of.emplace(key, i);
-  }
-  std::vector<bool> done(runs.size(), false);
-  std::vector<std::size_t> chain;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    for (std::size_t at = i; !done[at];) {
-      done[at] = true;
-      chain.push_back(at);
-      const auto parent = run_of.find(runs[at].parent_key);
-      if (parent == run_of.end()) break;
-      at = parent->second;
+    // Parents first where they are saved, so that nothing hangs in the air meanwhile.
+    std::unordered_map<BlockKey, std::size_t> run_of;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      for (BlockKey key : runs[i].keys) run_of.emplace(key, i);
     }
-    for (; !chain.empty(); chain.pop_back()) {
-      SavedRun& run = runs[chain.back()];
-      for (SavedRun::Held& held : run.holders) {
-        const EndpointId id = endpoints[held.endpoint].id;
-        const MutexLock lock(mutex_);
-        const std::uint32_t owner = id.incarnation != 0 ? Admit(id, true) : kNone;
-        if (owner != kNone) Restore(owner, run.parent_key, run.keys, held.tier, held.cutoff, held.bits);
+    std::vector<bool> done(runs.size(), false);
+    std::vector<std::size_t> chain;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      for (std::size_t at = i; !done[at];) {
+        done[at] = true;
+        chain.push_back(at);
+        const auto parent = run_of.find(runs[at].parent_key);
+        if (parent == run_of.end()) break;
+        at = parent->second;
+      }
+      for (; !chain.empty(); chain.pop_back()) {
+        SavedRun& run = runs[chain.back()];
+        for (SavedRun::Held& held : run.holders) {
+          const EndpointId id = endpoints[held.endpoint].id;
+          const MutexLock lock(mutex_);
+          const std::uint32_t owner = id.incarnation != 0 ? Admit(id, true) : kNone;
+          if (owner != kNone) Restore(owner, run.parent_key, run.keys, held.tier, held.cutoff, held.bits);
+        }
       }
     }
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
-} catch (const std::bad_alloc&) {
-  return absl::ResourceExhaustedError("PrefixIndex::Load: no memory for the snapshot");
+  TOKROUTE_NO_MEMORY { return absl::ResourceExhaustedError("PrefixIndex::Load: no memory for the snapshot"); }
 }
 
 // What one holder has of a saved run and does not hold here yet, stretch by stretch.
