@@ -848,6 +848,9 @@ KvResult RunForest::Stored(const KvSource& source, std::optional<BlockKey> paren
   if (!orphans_.empty()) ExpireOrphans();
   Owner& whose = owners_.get()[owner];
   const BlockKey parent_key = parent.value_or(0);
+  if (std::find(keys.begin(), keys.end(), BlockKey{0}) != keys.end()) {  // 0 is no key, and stands for "no parent".
+    return Refuse(KvResult::kMalformed, source.endpoint.slot);
+  }
   bool orphan = false;
   if (parent_key != 0) {
     if (std::find(keys.begin(), keys.end(), parent_key) != keys.end()) {

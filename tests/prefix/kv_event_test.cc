@@ -142,6 +142,13 @@ TEST_F(KvEventTest, AKeyBehindAnotherParentStaysWhereItWas) {
   EXPECT_EQ(index().Stats().conflicting_keys, 1);
 }
 
+TEST_F(KvEventTest, ZeroIsNoKey) {
+  EXPECT_EQ(index().Stored(kDeviceA, std::nullopt, std::vector<BlockKey>{0, 5}), KvResult::kMalformed);
+  EXPECT_EQ(index().Stored(kDeviceA, chain_[0], std::vector<BlockKey>{5, 0}), KvResult::kMalformed);
+  EXPECT_EQ(index().Stats().distinct_blocks, 0);
+  EXPECT_EQ(index().Stored(kDeviceA, BlockKey{0}, std::span(chain_).first(1)), KvResult::kApplied) << "no parent";
+}
+
 TEST_F(KvEventTest, AKeyTwiceInOneEventIsAConflict) {
   const BlockKey one = chain_[0], two = chain_[1];
   EXPECT_EQ(index().Stored(kDeviceA, std::nullopt, std::vector<BlockKey>{one, two, one}), KvResult::kConflict);
@@ -629,8 +636,8 @@ TEST_F(KvEventTest, R74EqualKeysAndCyclesCorruptNothing) {
   const std::vector<BlockKey> ones(10, 1), cycle = {5, 6, 5, 6}, zeros(3, 0);
   EXPECT_EQ(index().Stored(kDeviceA, std::nullopt, ones), KvResult::kConflict);
   EXPECT_EQ(index().Stored(kDeviceA, std::nullopt, cycle), KvResult::kConflict);
-  EXPECT_EQ(index().Stored(kDeviceA, std::nullopt, zeros), KvResult::kApplied) << "0 stands for no parent";
-  EXPECT_EQ(index().HeldBlocks(kA), 1 + 2 + 1);
+  EXPECT_EQ(index().Stored(kDeviceA, std::nullopt, zeros), KvResult::kMalformed) << "0 is no key";
+  EXPECT_EQ(index().HeldBlocks(kA), 1 + 2);
   EXPECT_EQ(Matched(kA, std::span(cycle).first(2)), 2);
   EXPECT_LE(Matched(kA, ones), 10);
   ASSERT_TRUE(index().Audit().ok()) << index().Audit();

@@ -54,7 +54,7 @@ enum class KvResult : std::uint8_t {
   kConflict,       // A key was known behind another parent. The first stays; the event's rest was left out.
   kNoRoom,         // The memory cap: the event's rest was left out.
   kUnknownSource,  // An endpoint that cannot be, was removed or was replaced. Nothing changed.
-  kMalformed,      // A tier that is none, or a parent among its own keys. Nothing changed.
+  kMalformed,      // A tier or a key (0) that is none, or a parent among its own keys. Nothing changed.
   kNotExact,       // An approximate index takes no events. Nothing changed.
 };
 
