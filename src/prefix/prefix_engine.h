@@ -19,8 +19,8 @@ namespace tokroute::internal {
 
 inline constexpr std::int64_t kMostCapacityTokens = std::int64_t{1} << 40;
 
-// As PrefixIndex says of each. Options, ids that cannot be, and keys made with other options do not get here. What a
-// mode does not have is answered by these defaults.
+// As PrefixIndex says of each. Bad options and keys made with other options do not get here. What only one mode has, the
+// other answers by the defaults.
 class PrefixEngine {
  public:
   PrefixEngine() = default;
@@ -41,18 +41,17 @@ class PrefixEngine {
   virtual std::int64_t DeviceBlocks(EndpointId id) const noexcept = 0;
 
   // Requests. `shortened`: the keys are not all of the prompt's.
-  virtual std::int64_t RecordableBlocks(EndpointId, std::int64_t) noexcept { return 0; }
-  virtual PrefixReceipt Record(EndpointId, std::span<const BlockKey>, bool, const FleetView*) noexcept { return {}; }
-  virtual void OnFirstToken(const PrefixReceipt&) noexcept {}
-  virtual void OnReleased(PrefixReceipt& receipt, bool) noexcept { receipt = {}; }
-  virtual PrefixReceipt Move(PrefixReceipt& from, EndpointId, const FleetView*) noexcept {
-    from = {};
-    return {};
-  }
+  virtual std::int64_t RecordableBlocks(EndpointId id, std::int64_t blocks) noexcept = 0;
+  virtual PrefixReceipt Record(EndpointId id, std::span<const BlockKey> keys, bool shortened,
+                               const FleetView* alive) noexcept = 0;
+  virtual void OnFirstToken(const PrefixReceipt& receipt) noexcept = 0;
+  virtual void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept = 0;
+  virtual PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept = 0;
+  virtual void CountRefusal() noexcept = 0;
+  // Approximate mode only: in exact mode the engine keeps to its own capacity.
   virtual absl::Status SetCapacity(EndpointId, std::int64_t) { return absl::OkStatus(); }
-  virtual void CountRefusal() noexcept {}
 
-  // Events.
+  // Exact mode only: events ...
   virtual KvResult Stored(const KvSource&, std::optional<BlockKey>, std::span<const BlockKey>) noexcept {
     return KvResult::kNotExact;
   }
@@ -60,6 +59,7 @@ class PrefixEngine {
   virtual KvSequence Sequence(EndpointId, std::uint64_t) noexcept { return KvSequence::kDuplicate; }
   virtual bool WantsResync(EndpointId) noexcept { return false; }
 
+  // ... and snapshots.
   virtual absl::Status SaveTo(const std::function<bool(std::span<const std::byte>)>&) {
     return absl::FailedPreconditionError("PrefixIndex::Save: want an exact index");
   }
