@@ -1,7 +1,4 @@
 // Runs the program itself: exit statuses, messages, and what is left behind in files.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -11,51 +8,25 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "support/program.h"
 
 namespace {
 
+using tokroute::testing_support::Contents;
+using tokroute::testing_support::FolderTest;
+using tokroute::testing_support::Ran;
 using testing::AllOf;
 using testing::HasSubstr;
 
-struct Ran {
-  int status = -1;
-  std::string out, err;
-};
-
-std::string Contents(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-class TokrouteIndexBenchTest : public testing::Test {
+class TokrouteIndexBenchTest : public FolderTest {
  protected:
-  TokrouteIndexBenchTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tokroute_index_bench_test.XXXXXX").string();
-    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-    std::filesystem::create_directory(folder_ / "files");
-  }
-  ~TokrouteIndexBenchTest() override { std::filesystem::remove_all(folder_); }
-
-  // `arguments` as one types them.
-  Ran Run(const std::string& arguments) const {
-    const std::string out = (folder_ / "stdout").string(), err = (folder_ / "stderr").string();
-    const std::string command = std::string(TOKROUTE_INDEX_BENCH_PROGRAM " ") + arguments + " >" + out + " 2>" + err;
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, Contents(out), Contents(err)};
-  }
-  std::string File(const std::string& name) const { return (folder_ / "files" / name).string(); }
-  bool NoFiles() const { return std::filesystem::is_empty(folder_ / "files"); }
+  Ran Run(const std::string& arguments) const { return RunProgram(TOKROUTE_INDEX_BENCH_PROGRAM, arguments); }
   // Runs and returns the JSON.
   nlohmann::json Json(const std::string& arguments) const {
     const Ran ran = Run(arguments + " --repetitions 1 --json " + File("json"));
     EXPECT_EQ(ran.status, 0) << ran.out << ran.err;
     return nlohmann::json::parse(Contents(File("json")), nullptr, false);
   }
-
-  std::filesystem::path folder_;
 };
 
 void ExpectTheUsualKeys(const nlohmann::json& json) {

@@ -12,6 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "support/program.h"
 #include "tools/index_bench/operations.h"
 
 namespace tokroute::index_bench {
@@ -22,22 +23,12 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-class StreamFileTest : public testing::Test {
+class StreamFileTest : public testing_support::FolderTest {
  protected:
-  StreamFileTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tokroute_stream_test.XXXXXX").string();
-    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  ~StreamFileTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string Path() const { return (folder_ / "trace").string(); }
+  std::string Path() const { return File("trace"); }
   std::string Written(const OperationStream& stream) const {
     EXPECT_TRUE(WriteStream(Path(), stream).ok());
-    std::ifstream in(Path(), std::ios::binary);
-    std::ostringstream bytes;
-    bytes << in.rdbuf();
-    return bytes.str();
+    return testing_support::Contents(Path());
   }
   absl::StatusOr<OperationStream> Read(const std::string& bytes) const {
     std::ofstream(Path(), std::ios::binary) << bytes;
@@ -48,8 +39,6 @@ class StreamFileTest : public testing::Test {
     EXPECT_TRUE(absl::IsInvalidArgument(stream.status())) << stream.status();
     return std::string(stream.status().message());
   }
-
-  std::filesystem::path folder_;
 };
 
 // A match of two blocks, a store behind a block, a removal, a clear, an endpoint that goes and one in its place.

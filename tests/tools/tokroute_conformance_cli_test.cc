@@ -1,7 +1,4 @@
 // Runs the program itself: what passes, what must not, and with which exit status.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,54 +7,28 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "support/program.h"
 
 namespace {
 
+using tokroute::testing_support::FolderTest;
+using tokroute::testing_support::Ran;
 using testing::EndsWith;
 using testing::HasSubstr;
 
-struct Ran {
-  int status = -1;
-  std::string out, err;
-};
-
-std::string Contents(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-class TokrouteConformanceTest : public testing::Test {
+class TokrouteConformanceTest : public FolderTest {
  protected:
-  TokrouteConformanceTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tokroute_conformance_test.XXXXXX").string();
-    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
-    base_ = pattern;
-    std::filesystem::create_directory(base_ / "vectors");
-  }
-  ~TokrouteConformanceTest() override { std::filesystem::remove_all(base_); }
-
-  // `arguments` as one types them.
-  Ran Run(const std::string& arguments) const {
-    const std::filesystem::path out = base_ / "stdout", err = base_ / "stderr";
-    const std::string command =
-        std::string(TOKROUTE_CONFORMANCE_PROGRAM " ") + arguments + " >" + out.string() + " 2>" + err.string();
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, Contents(out), Contents(err)};
-  }
+  Ran Run(const std::string& arguments) const { return RunProgram(TOKROUTE_CONFORMANCE_PROGRAM, arguments); }
   Ran RunVectors(const std::string& arguments = "") const { return Run(Folder() + " " + arguments); }
-  std::string Folder() const { return (base_ / "vectors").string(); }
+  std::string Folder() const { return folder_.string(); }
   void WriteVectors(const std::string& plugin, const std::string& cases) const {
-    std::ofstream(base_ / "vectors" / (plugin + ".json"), std::ios::binary) << cases;
+    std::ofstream(folder_ / (plugin + ".json"), std::ios::binary) << cases;
   }
   // Runs the vectors with this list of differences.
   Ran RunAgainst(const std::string& differences, const std::string& arguments = "") const {
     std::ofstream(base_ / "differences.json", std::ios::binary) << differences;
     return RunVectors("--differences " + (base_ / "differences.json").string() + " " + arguments);
   }
-
-  std::filesystem::path base_;
 };
 
 // A load of 500 in 1000 scores 0.5.
@@ -99,7 +70,7 @@ TEST_F(TokrouteConformanceTest, WrongExpectationsOfEveryKindFail) {
     EXPECT_EQ(ran.status, 1) << one_case;
     EXPECT_THAT(ran.out, HasSubstr(why));
     EXPECT_THAT(ran.out, EndsWith("0 passed, 1 failed, 0 skipped\n"));
-    std::filesystem::remove(base_ / "vectors" / (plugin + ".json"));
+    std::filesystem::remove(folder_ / (plugin + ".json"));
   };
   const std::string two =
       R"("endpoints": [{"name": "a", "prefix": {"matchBlocks": 9, "totalBlocks": 10, "blockSizeTokens": 16}},

@@ -1,7 +1,4 @@
 // Runs the program itself: exit statuses, messages, and what is left behind in files.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -12,53 +9,21 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "support/program.h"
 
 namespace {
 
+using tokroute::testing_support::Contents;
+using tokroute::testing_support::FolderTest;
+using tokroute::testing_support::Ran;
 using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr char kTrace[] = TOKROUTE_TESTS_DIR "/data/small_trace.jsonl";
 
-struct Ran {
-  int status = -1;
-  std::string out, err;
-};
-
-std::string Contents(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-class TokrouteSimTest : public testing::Test {
+class TokrouteSimTest : public FolderTest {
  protected:
-  TokrouteSimTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tokroute_sim_test.XXXXXX").string();
-    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  ~TokrouteSimTest() override { std::filesystem::remove_all(folder_); }
-
-  // `arguments` as one types them.
-  Ran Run(const std::string& arguments) {
-    const std::string out = File("stdout"), err = File("stderr");
-    const std::string command = std::string(TOKROUTE_SIM_PROGRAM " ") + arguments + " >" + out + " 2>" + err;
-    const int status = std::system(command.c_str());
-    Ran ran{WIFEXITED(status) ? WEXITSTATUS(status) : -1, Contents(out), Contents(err)};
-    std::filesystem::remove(out);
-    std::filesystem::remove(err);
-    return ran;
-  }
-  std::string File(const std::string& name) const { return (folder_ / name).string(); }
-  std::string Write(const std::string& name, const std::string& text) const {
-    std::ofstream(File(name), std::ios::binary) << text;
-    return File(name);
-  }
-  bool FolderIsEmpty() const { return std::filesystem::is_empty(folder_); }
-
-  std::filesystem::path folder_;
+  Ran Run(const std::string& arguments) const { return RunProgram(TOKROUTE_SIM_PROGRAM, arguments); }
 };
 
 TEST_F(TokrouteSimTest, VersionAndHelp) {
@@ -132,7 +97,7 @@ TEST_F(TokrouteSimTest, OptionsOutOfRangeAreNamedAndLeaveNoFile) {
     EXPECT_EQ(ran.status, 2) << arguments;
     EXPECT_THAT(ran.err, HasSubstr(message)) << arguments;
     EXPECT_EQ(ran.out, "") << arguments;
-    EXPECT_TRUE(FolderIsEmpty()) << arguments;
+    EXPECT_TRUE(NoFiles()) << arguments;
   }
   EXPECT_THAT(Run(std::string("replay --block-size 16 --trace ") + kTrace).err, HasSubstr("--block-size: want 512"));
 }
