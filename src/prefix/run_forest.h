@@ -20,6 +20,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -73,6 +74,7 @@ class RunForest final : public PrefixEngine {
   static constexpr std::uint32_t kMostKeys = 4095;  // Of a run: offsets and counts fit 12 bits.
   static constexpr std::uint32_t kOwnerBits = 19, kMostOwners = 1u << kOwnerBits;
   static constexpr std::int64_t kSweepStep = 64;
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
   // Storage tiers, and behind them what booked requests will store: blocks that count as held until then.
   static constexpr std::uint32_t kSpeculative = kStorageTiers, kTiers = kStorageTiers + 1;
 
@@ -156,7 +158,17 @@ class RunForest final : public PrefixEngine {
     std::uint32_t run = kNone, start = 0, matched = 0, version = 0;
   };
   static constexpr std::size_t kStepWords = 4;
-  class Writing;
+  // Changes a run's record so that readers notice.
+  class Writing {
+   public:
+    explicit Writing(Run& run) noexcept : run_(run) { internal::Store(run_.version, run_.version + 1); }
+    ~Writing() { internal::Store(run_.version, run_.version + 1); }
+    Writing(const Writing&) = delete;
+    Writing& operator=(const Writing&) = delete;
+
+   private:
+    Run& run_;
+  };
 
   Run& At(std::uint32_t run) const noexcept { return *arena_.At<Run>(run); }
   BlockKey* KeysOf(const Run& run) const noexcept { return arena_.At<BlockKey>(run.keys); }
@@ -235,9 +247,6 @@ class RunForest final : public PrefixEngine {
 
   const PrefixIndexOptions options_;
   const std::array<double, kTiers> weights_;
-  const ClockRef clock_;
-  const std::chrono::nanoseconds speculative_ttl_, orphan_ttl_;
-  const std::int64_t most_orphans_;
   mutable Mutex mutex_;
   mutable ReaderGate gate_;
   MemoryBudget budget_ TOKROUTE_GUARDED_BY(mutex_);

@@ -140,6 +140,20 @@ TEST_F(EventDrivenPrefixTest, AMoveTakesTheSpeculationAlong) {
   EXPECT_TRUE(index_->Audit().ok()) << index_->Audit();
 }
 
+TEST_F(EventDrivenPrefixTest, AMoveAfterTheFirstTokenLeavesTheOldOneToItsDeadline) {
+  auto routed = Route(prompt_);
+  const EndpointId from = routed->endpoint_id(), to = from == ids_[0] ? ids_[1] : ids_[0];
+  routed->FirstToken();
+  ASSERT_TRUE(routed->MoveTo(to));
+  EXPECT_EQ(Matched(prompt_, from), 40) << "its events are on their way";
+  EXPECT_EQ(Matched(prompt_, to), 40);
+  clock_.now = 2s;
+  EXPECT_EQ(Matched(prompt_, from), 0);
+  EXPECT_EQ(Matched(prompt_, to), 0);
+  EXPECT_EQ(index_->Stats().speculative_blocks, 0);
+  EXPECT_EQ(index_->Stats().live_receipts, 0);
+}
+
 TEST_F(EventDrivenPrefixTest, ASpeculationDiesWithItsEndpoint) {
   const auto routed = Route(prompt_);
   const EndpointId where = routed->endpoint_id();

@@ -1,12 +1,10 @@
 // The neutral trace format: what is written, what is read back, and what is refused.
-#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 

@@ -1,0 +1,287 @@
+// The run forest's readers: without the lock, within a visit of the gate.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "prefix/run_forest.h"
+
+namespace tokroute::internal {
+namespace {
+
+constexpr int kTries = 8;                 // Looks at a run that keeps changing.
+constexpr std::uint32_t kWalkedRuns = 3;  // Walked down one by one; beyond, the prompt is searched.
+constexpr std::uint32_t kRunsAhead = 4;   // Records fetched ahead on the way down.
+constexpr std::uint32_t kProbes = 8;      // Of one round of that search.
+
+}  // namespace
+
+// Calls look(run) until the run did not change meanwhile; false if look said no, or it kept changing. What look reads,
+// it must Load; what a run names may be read as well, since it is checked afterwards that it was still the run's.
+template <class Look>
+bool RunForest::Steadily(std::uint32_t at, Look&& look, std::uint32_t* seen) const noexcept {
+  const auto* run = reinterpret_cast<const Run*>(arena_.TryAddress(at));
+  if (run == nullptr) return false;
+  for (int i = 0; i < kTries; ++i) {
+    const std::uint32_t version = Load(run->version);
+    if ((version & 1) != 0) {
+      PauseBriefly();
+      continue;
+    }
+    const bool yes = look(*run);
+    if (seen != nullptr) *seen = version;
+    if (Load(run->version) == version) return yes;
+  }
+  return false;
+}
+
+// A run's keys, if there are `length` of them to be read; else null. Within a look.
+const BlockKey* RunForest::TryKeys(const Run& run, std::uint32_t length) const noexcept {
+  const std::uint32_t handle = Load(run.keys);
+  const auto* keys = reinterpret_cast<const BlockKey*>(arena_.TryAddress(handle));
+  return keys != nullptr && length * sizeof(BlockKey) <= Arena::BytesBehind(handle) ? keys : nullptr;
+}
+
+// The run that goes on at `depth`, and how much of it the prompt has. Hashes as far as that run goes.
+bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Step& step) const noexcept {
+  const auto count = static_cast<std::uint32_t>(prompt.block_count());
+  const BlockKey first = prompt.Ensure(depth + 1)[depth];
+  std::uint32_t version = 0;
+  const Place place = table_.Find(first, [&](Place candidate) {
+    // Only a run's first key goes on where another run was left.
+    if (candidate.offset != 0) return false;
+    return Steadily(
+        candidate.run,
+        [&](const Run& run) {
+          const std::uint32_t length = Load(run.length), whole = std::min(length, count - depth);
+          const BlockKey* keys = TryKeys(run, length);
+          if (length == 0 || keys == nullptr) return false;
+          const std::span<const BlockKey> mine = prompt.Ensure(depth + whole).subspan(depth);
+          step = {candidate.run, depth, whole, 0};
+          // Chained keys: where one agrees, all before it do, so it is one compare or a binary search.
+          if (Load(keys[whole - 1]) == mine[whole - 1]) return true;
+          std::uint32_t agrees = 0, differs = whole;
+          while (differs - agrees > 1) {
+            const std::uint32_t middle = agrees + (differs - agrees) / 2;
+            (Load(keys[middle - 1]) == mine[middle - 1] ? agrees : differs) = middle;
+          }
+          step.matched = agrees;
+          return agrees > 0;
+        },
+        &version);
+  });
+  step.version = version;
+  return place.run != kNone;
+}
+
+void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out,
+                      std::vector<std::uint32_t>& path) noexcept {
+  out.clear();
+  path.clear();
+  const std::int64_t count = std::min<std::int64_t>(prompt.block_count(), 0x7FFFFFFF);
+  if (next_deadline_.load(std::memory_order_acquire) != kNever) {
+    const std::chrono::nanoseconds now = options_.clock.Now();
+    if (now.count() >= next_deadline_.load(std::memory_order_acquire)) {
+      const MutexLock lock(mutex_);
+      ExpireSpeculations(now);
+    }
+  }
+  const ReaderGate::Visit visit(gate_);
+  for (int tries = 0; tries < kTries; ++tries) {
+    path.clear();
+    std::uint32_t depth = 0;
+    for (std::uint32_t i = 0; depth < count; ++i) {
+      if (i == kWalkedRuns) {
+        SearchDeep(prompt.Ensure(count), depth, path);
+        break;
+      }
+      Step step;
+      if (!StepDown(prompt, depth, step)) break;
+      path.insert(path.end(), {step.run, step.start, step.matched, step.version});
+      depth += step.matched;
+    }
+    if (Emit(path, out)) return;
+  }
+  out.clear();  // All kept changing under us: nothing is certain.
+}
+
+// Finds the prompt's deepest block that is anywhere, by probing, and walks up from there to `depth`. Exact with holes:
+// no endpoint can hold more than up to a block that nobody has, and what it holds above is looked at run by run.
+void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
+                           std::vector<std::uint32_t>& path) const noexcept {
+  std::uint32_t version = 0;  // Of the run found last.
+  const auto find = [&](std::uint32_t at) {
+    return table_.Find(keys[at], [&](Place candidate) {
+      return Steadily(
+          candidate.run,
+          [&](const Run& run) {
+            const BlockKey* own = candidate.offset < Load(run.length) ? TryKeys(run, candidate.offset + 1) : nullptr;
+            return own != nullptr && Load(own[candidate.offset]) == keys[at];
+          },
+          &version);
+    });
+  };
+  const std::size_t known = path.size();
+  auto limit = static_cast<std::uint32_t>(keys.size());
+  while (true) {
+    // Blocks before `low` are there, `high` is not (or is the end).
+    std::uint32_t low = depth, high = limit;
+    Place deepest;
+    std::uint32_t deepest_version = 0;
+    while (low < high) {
+      std::uint32_t probes[kProbes];
+      const std::uint32_t wanted = std::min(kProbes, high - low);
+      for (std::uint32_t i = 0; i < wanted; ++i) {
+        probes[i] = low + static_cast<std::uint32_t>((std::uint64_t{high - low} * (i + 1) - 1) / wanted);
+        table_.Prefetch(keys[probes[i]]);
+      }
+      for (std::uint32_t i = 0; i < wanted; ++i) {
+        const Place place = find(probes[i]);
+        if (place.run == kNone) {
+          high = probes[i];
+          break;
+        }
+        low = probes[i] + 1;
+        deepest = place;
+        deepest_version = version;
+      }
+    }
+    if (deepest.run == kNone) return;
+    // Up the hints of parents, by the table where a hint is out of date. Steps come out deepest first.
+    std::uint32_t end = low;
+    while (deepest.run != kNone && deepest.offset + 1 <= end - depth) {
+      const std::uint32_t matched = deepest.offset + 1;
+      path.insert(path.end(), {deepest.run, end - matched, matched, deepest_version});
+      end -= matched;
+      if (end == depth) {
+        for (std::size_t a = known, b = path.size() - kStepWords; a < b; a += kStepWords, b -= kStepWords) {
+          std::swap_ranges(path.data() + a, path.data() + a + kStepWords, path.data() + b);
+        }
+        return;
+      }
+      Place parent;
+      std::uint32_t shape = 0;
+      const auto child = [&](const Run& run) {
+        parent = {Load(run.parent), Load(run.parent_offset)};
+        shape = Load(run.parent_shape);
+        return parent.run != kNone && Load(run.parent_key) == keys[end - 1];
+      };
+      const auto as_noted = [&](const Run& run) {
+        return Load(run.shape) == shape && parent.offset < Load(run.length);
+      };
+      const bool hinted = Steadily(deepest.run, child, nullptr) && Steadily(parent.run, as_noted, &version);
+      deepest = hinted ? parent : find(end - 1);
+      deepest_version = version;
+    }
+    // A block in between is nowhere: what lies below it is out of reach.
+    path.resize(known);
+    limit = end - 1;
+    if (limit <= depth) return;
+  }
+}
+
+bool RunForest::Holds(const Holder& holder, std::uint32_t offset) const noexcept {
+  if (offset < holder.cutoff) return true;
+  if (holder.bits == kNone) return false;
+  const auto* words = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(holder.bits));
+  if (words == nullptr || offset / 8 >= Arena::BytesBehind(holder.bits)) return false;
+  return (Load(words[offset / 64]) >> (offset % 64) & 1) != 0;
+}
+
+// Every living holder on the path with its depth. An endpoint that holds all of a run so far goes on to the next.
+// False: a run changed meanwhile, and what `out` says may be no moment's truth.
+bool RunForest::Emit(std::span<const std::uint32_t> path, std::vector<PrefixMatch::Holder>& out) const noexcept {
+  out.clear();
+  const bool any_dead = any_dead_.load(std::memory_order_acquire);
+  for (std::size_t i = 0; i < path.size(); i += kStepWords) {
+    const Step step{path[i], path[i + 1], path[i + 2], path[i + 3]};
+    // Ahead of time: a record, and then the holders that it names.
+    if (i + 2 * kRunsAhead * kStepWords < path.size()) {
+      const std::byte* ahead = arena_.TryAddress(path[i + 2 * kRunsAhead * kStepWords]);
+      if (ahead != nullptr) __builtin_prefetch(ahead);
+    }
+    if (i + kRunsAhead * kStepWords < path.size()) {
+      const auto* near = reinterpret_cast<const Run*>(arena_.TryAddress(path[i + kRunsAhead * kStepWords]));
+      const std::byte* named = near != nullptr ? arena_.TryAddress(Load(near->holders)) : nullptr;
+      if (named != nullptr) {
+        __builtin_prefetch(named);
+        __builtin_prefetch(named + Arena::kUnitBytes);
+      }
+    }
+    const auto* record = reinterpret_cast<const Run*>(arena_.TryAddress(step.run));
+    if (record == nullptr) return false;
+    const Run& run = *record;
+    // Still as the walk saw it?
+    if (Load(run.version) != step.version) return false;
+    const std::uint32_t handle = Load(run.holders), count = Load(run.holder_count);
+    const Holder* holders = &run.inline_holder;
+    if (handle != kNone) {
+      holders = reinterpret_cast<const Holder*>(arena_.TryAddress(handle));
+      if (holders == nullptr || count * sizeof(Holder) > Arena::BytesBehind(handle)) return false;
+    } else if (count > 1) {
+      return false;
+    }
+    std::size_t known = 0;
+    bool any = false;
+    for (std::uint32_t h = 0; h < count;) {
+      const std::uint32_t tag = Load(holders[h].tag), row = tag >> kOwnerBits;
+      std::uint32_t tiers = 1;
+      while (h + tiers < count && tiers < kTiers && Load(holders[h + tiers].tag) == tag) ++tiers;
+      const Holder* const held = &holders[h];
+      h += tiers;
+      if (step.start > 0) {
+        while (known < out.size() && out[known].endpoint.slot < row) ++known;
+        if (known == out.size()) break;
+        if (out[known].endpoint.slot != row || out[known].blocks != step.start) continue;
+      }
+      // The owner's record is its as long as it is among a run's holders: it is used again only when swept from all.
+      const Owner& owner = owners_.get()[tag & (kMostOwners - 1)];
+      if (any_dead && Load(owner.alive) == 0) continue;
+      std::uint32_t blocks = std::min<std::uint32_t>(Load(held->cutoff), step.matched);
+      double weighted = weights_[std::min(Load(held->packed) & 7u, kSpeculative)] * blocks;
+      if (tiers > 1) std::tie(blocks, weighted) = Combine({held, tiers}, step.matched);
+      if (blocks == 0) continue;
+      any = true;
+      if (step.start == 0) {
+        known = out.size();
+        out.push_back({.endpoint = {row, Load(owner.incarnation)}, .blocks = 0, .weighted_blocks = 0});
+      }
+      PrefixMatch::Holder& found = out[known];
+      found.blocks += blocks;
+      found.weighted_blocks += weighted;
+      for (std::uint32_t t = 0; t < tiers; ++t) {
+        std::int32_t& of_tier = found.tier_blocks[std::min(Load(held[t].packed) & 7u, kSpeculative)];
+        if (of_tier != static_cast<std::int32_t>(step.start)) continue;
+        of_tier += static_cast<std::int32_t>(std::min<std::uint32_t>(Load(held[t].cutoff), step.matched));
+      }
+    }
+    if (Load(run.version) != step.version) return false;
+    if (!any) break;
+  }
+  return true;
+}
+
+// What several tiers of one endpoint hold together, from the first block on, each block in its best tier.
+std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> shared,
+                                                    std::uint32_t matched) const noexcept {
+  std::array<Holder, kTiers> copies;
+  const std::span<Holder> tiers = std::span(copies).first(shared.size());
+  for (std::size_t i = 0; i < shared.size(); ++i) tiers[i] = LoadRecord(shared[i]);
+  std::uint32_t blocks = 0;
+  double weighted = 0;
+  for (; blocks < matched; ++blocks) {
+    double best = -1;
+    for (const Holder& holder : tiers) {
+      if (Holds(holder, blocks)) best = std::max(best, weights_[std::min(holder.tier(), kSpeculative)]);
+    }
+    if (best < 0) break;
+    weighted += best;
+  }
+  return {blocks, weighted};
+}
+
+}  // namespace tokroute::internal
