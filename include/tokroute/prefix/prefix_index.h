@@ -184,7 +184,8 @@ class PrefixIndex {
     return {.block_size = options_.block_size, .scheme = options_.scheme, .seed = options_.key_seed};
   }
 
-  // Who holds how much of the prompt. Hashes as far as somebody holds it: one block, then 512, then all of it.
+  // Who holds how much of the prompt. Hashes as far as somebody holds it: one block, then 512, then all of
+  // it; in exact mode run by run.
   // O(runs * log(run) + holders found).
   void Match(PromptKeys& keys, PrefixMatch& out) const noexcept;
 
