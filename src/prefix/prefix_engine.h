@@ -70,7 +70,7 @@ class PrefixEngine {
 };
 
 std::unique_ptr<PrefixEngine> MakeHistoryIndex(const PrefixIndexOptions& options);
-std::unique_ptr<PrefixEngine> MakeRunForest(const PrefixIndexOptions& options);
+std::unique_ptr<PrefixEngine> MakeEventIndex(const PrefixIndexOptions& options);
 
 }  // namespace tokroute::internal
 

@@ -77,7 +77,7 @@ absl::StatusOr<std::shared_ptr<PrefixIndex>> PrefixIndex::Create(const PrefixInd
     return OutOfRange("max_bytes", options.max_bytes, kLeastBytes, kMostBytes);
   }
   return std::shared_ptr<PrefixIndex>(new PrefixIndex(
-      options, options.mode == IndexMode::kExact ? internal::MakeRunForest(options) : internal::MakeHistoryIndex(options)));
+      options, options.mode == IndexMode::kExact ? internal::MakeEventIndex(options) : internal::MakeHistoryIndex(options)));
 }
 
 PrefixIndex::PrefixIndex(const PrefixIndexOptions& options, std::unique_ptr<internal::PrefixEngine> engine) noexcept

@@ -1,13 +1,15 @@
-// The run forest: which endpoints hold which blocks, block by block, as their engines tell. One writer at a time and
-// any number of readers, who never wait.
+// The run forest: which endpoints hold which blocks. One writer at a time and any number of readers, who never wait.
 //
-// Private to src/prefix. A key lies in exactly one place: at some offset of one run, an array of consecutive keys of a
-// chain. Keys are chained, so the block that follows one is found in the table by its own key; a fork is just a run
-// that begins there, and nothing is ever split. Each run lists its holders: an endpoint's tier, how many blocks it
-// holds from the run's first one on without a gap (the cut-off), and a bitmap if it holds others beyond.
+// Private to src/prefix. What both of the index's modes stand on: event_index.h (what engines tell) and
+// history_index.h (what was sent where) decide who holds what.
 //
-// A run whose parent nobody has told of is stored all the same: it becomes reachable when the parent comes, since links
-// are implied by keys. What a run notes of its parent is a hint for walking up.
+// A key lies in exactly one place: at some offset of one run, an array of consecutive keys of a chain. Keys are chained,
+// so the block that follows one is found in the table by its own key; a fork is just a run that begins there, and
+// nothing is ever split. Each run lists its holders: an endpoint's tier, how many blocks it holds from the run's first
+// one on without a gap (the cut-off), and a bitmap if it holds others beyond.
+//
+// The table knows of each run's first key, and of the keys at every stride-th block of a prompt: of all (stride 1)
+// where keys may be removed one by one and parents may be missing, else of few, which makes recording cheap.
 //
 // Readers: a run's record changes between two steps of its version (even: at rest). Whoever reads it looks at the
 // version before and after and starts again if it moved; after some tries it gives up and sees nothing of the run, so a
@@ -17,99 +19,91 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <deque>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <span>
-#include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "prefix/arena.h"
 #include "prefix/place_table.h"
 #include "prefix/prefix_engine.h"
 #include "prefix/shared_word.h"
-#include "tokroute/concepts.h"
 #include "tokroute/internal/mutex.h"
 #include "tokroute/prefix/kv_event.h"
 #include "tokroute/prefix/prefix_index.h"
 
 namespace tokroute::internal {
 
-class RunForest final : public PrefixEngine {
+class RunForest : public PrefixEngine {
  public:
-  explicit RunForest(const PrefixIndexOptions& options) noexcept;
   void Match(PromptKeys& keys, std::vector<PrefixMatch::Holder>& out,
              std::vector<std::uint32_t>& path) noexcept override;
-  KvResult Stored(const KvSource& source, std::optional<BlockKey> parent,
-                  std::span<const BlockKey> keys) noexcept override;
-  KvResult Removed(const KvSource& source, std::span<const BlockKey> keys) noexcept override;
-  void ClearEndpoint(EndpointId id) noexcept override;
-  KvSequence Sequence(EndpointId id, std::uint64_t number) noexcept override;
-  bool WantsResync(EndpointId id) noexcept override;
-  absl::Status SaveTo(const std::function<bool(std::span<const std::byte>)>& write) override;
-  absl::Status LoadFrom(const std::function<std::size_t(std::span<std::byte>)>& read,
-                        const std::function<EndpointId(EndpointId)>& endpoint_of) override;
   void RemoveEndpoint(EndpointId id) noexcept override;
+  void ClearEndpoint(EndpointId id) noexcept override;
   void RetireDead(const FleetView& alive) noexcept override;
   std::int64_t Sweep(std::int64_t memberships) noexcept override;
   std::int64_t HeldBlocks(EndpointId id) noexcept override;
   std::int64_t DeviceBlocks(EndpointId id) const noexcept override;
-  std::int64_t RecordableBlocks(EndpointId id, std::int64_t blocks) noexcept override;
-  PrefixReceipt Record(EndpointId id, std::span<const BlockKey> keys, bool shortened,
-                       const FleetView* alive) noexcept override;
-  void OnFirstToken(const PrefixReceipt& receipt) noexcept override;
-  void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept override;
-  PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept override;
   void CountRefusal() noexcept override;
   PrefixIndexStats Stats() noexcept override;
   absl::Status Audit() override;
 
- private:
+ protected:
   static constexpr std::uint32_t kMostKeys = 4095;  // Of a run: offsets and counts fit 12 bits.
   static constexpr std::uint32_t kOwnerBits = 19, kMostOwners = 1u << kOwnerBits;
+  // Of the dead, that one call ends.
   static constexpr std::int64_t kSweepStep = 64;
+  static constexpr std::uint32_t kAhead = 12;  // Keys whose table lines are fetched ahead.
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
   // Storage tiers, and behind them what booked requests will store: blocks that count as held until then.
   static constexpr std::uint32_t kSpeculative = kStorageTiers, kTiers = kStorageTiers + 1;
+  using Weights = std::array<double, kTiers>;  // What a block counts for affinity, by tier.
 
-  // What one tier of one endpoint holds of a run. Sorted by tag, then tier.
+  // What one tier of one endpoint holds of a run: what a look-up reads, eight to a line. Sorted by tag, then tier.
   struct Holder {
     std::uint32_t tag = 0;     // Slot, then owner.
     std::uint16_t cutoff = 0;  // Blocks held from the run's first on.
     std::uint16_t packed = 0;  // Blocks held in all, x 16; 8 if copies are counted; the tier.
-    // A bitmap of what is held, one bit a block, and if copies are counted, how many beyond the first, one byte a
-    // block. kNone: the first `cutoff` blocks, once.
-    std::uint32_t bits = kNone;
-    std::uint32_t older = kNone,
-                  newer = kNone;  // Neighbours, as run ids, in the list of what this tier of the owner holds.
     std::uint32_t held() const noexcept { return packed >> 4; }
     bool counted() const noexcept { return (packed & 8u) != 0; }
     std::uint32_t tier() const noexcept { return packed & 7u; }
+    bool plain() const noexcept { return held() == cutoff && !counted(); }  // Without a bitmap.
+    std::uint32_t owner() const noexcept { return tag & (kMostOwners - 1); }
     std::uint64_t order() const noexcept { return std::uint64_t{tag} << 3 | tier(); }
   };
-  static_assert(sizeof(Holder) == 20);
+  // The rest of it, which lies apart.
+  struct Extra {
+    // A bitmap of what is held, one bit a block, and if copies are counted, how many beyond the first, one byte a
+    // block. kNone: the first `cutoff` blocks, once.
+    std::uint32_t bits = kNone;
+    // Exact mode: neighbours, as run ids, in the list of what this tier of the owner holds. Approximate mode: `newer`
+    // is the deepest of its stretches.
+    std::uint32_t older = kNone, newer = kNone;
+  };
+  static constexpr std::uint32_t kHolderBytes = sizeof(Holder) + sizeof(Extra);
+  static_assert(kHolderBytes == 20);
 
   struct Run {
-    std::uint32_t version = 0;       // Even: at rest. Goes on counting when the record is another run's.
-    std::uint32_t shape = 0;         // Counts what makes hints of children wrong: being cut, being freed.
-    std::uint32_t parent = kNone;    // The run that the first key continues, or did; kNone: none, or not known.
-    std::uint32_t parent_shape = 0;  // Its shape then.
-    std::uint64_t parent_key = 0;    // The key before the first one; 0: the run begins prompts.
-    std::uint32_t keys = kNone;      // Handle of the key array.
-    std::uint32_t holders = kNone;   // Handle of the holder array; kNone: there is at most one, and it is inline.
+    std::uint32_t version = 0;      // Even: at rest. Goes on counting when the record is another run's.
+    std::uint32_t shape = 0;        // Exact mode: counts what makes hints of children wrong: being cut, being freed.
+    std::uint32_t parent = kNone;   // The run that the first key continues, or did; kNone: none, or not known.
+    std::uint32_t noted = 0;        // Exact mode: the parent's shape then. Else: blocks of the prompt before this run.
+    std::uint64_t parent_key = 0;   // The key before the first one; 0: the run begins prompts.
+    std::uint32_t keys = kNone;     // Handle of the key array.
+    std::uint32_t holders = kNone;  // Handle of the holder arrays; kNone: there is at most one, and it is inline.
     std::uint16_t parent_offset = 0, length = 0, key_units = 0, holder_count = 0;
     Holder inline_holder;
+    Extra inline_extra;
     std::uint16_t holder_units = 0;
-    std::uint16_t orphan = 0;  // 1: it hung in the air when it was last looked at (see Reaches).
+    std::uint16_t state = 0;
+    static constexpr std::uint16_t kOrphan = 1;    // It hung in the air when it was last looked at (exact mode).
+    static constexpr std::uint16_t kUnfilled = 2;  // Its keys are still being copied (approximate mode).
   };
   static_assert(sizeof(Run) == Arena::kUnitBytes);
-  static constexpr std::uint32_t kRunsPerSlab = 64;
 
   struct List {
     std::uint32_t oldest = kNone, newest = kNone;
@@ -118,38 +112,23 @@ class RunForest final : public PrefixEngine {
   struct Owner {
     std::uint32_t slot = 0, incarnation = 0;  // Read by readers, like `alive`.
     std::uint32_t alive = 0;
-    std::uint32_t next = kNone;  // In the queue of the dead, or the free list.
-    std::array<List, kTiers> lists;
+    std::uint32_t next = kNone;           // In the queue of the dead, or the free list.
+    std::array<List, kTiers> lists;       // Approximate mode: the first is the order of use.
     std::array<std::int64_t, kTiers> held = {};  // Read by readers.
     std::int64_t memberships = 0, orphans = 0;
     std::uint64_t life = 0;  // Tells this owner from others that had the record before.
     Place last = {};         // Of the block it stored last: the next event goes on there, mostly.
+    bool queued = false;     // Among the dead to be swept.
   };
   struct Slot {
     std::uint32_t incarnation = 0, dead_through = 0;
     std::uint32_t owner_or_0 = 0;  // Owner + 1, so that zeroed memory means nobody.
+    // Exact mode.
     bool resync = false;
     bool sequenced = false;
     std::uint64_t next_sequence = 0;
-  };
-
-  // What a booked request will store.
-  struct Speculation {
-    std::uint64_t serial = 0;  // Of its receipt; 0: over.
-    std::uint64_t life = 0;    // Of the owner.
-    std::uint32_t owner = kNone;
-    bool confirmed = false;  // The first token was seen.
-    std::chrono::nanoseconds deadline{};
-    std::vector<BlockKey> keys;
-  };
-
-  // Blocks stored behind one that the index does not have: unreachable, and let go of if it does not come.
-  struct Orphans {
-    std::uint64_t life = 0;  // Of the owner.
-    std::uint32_t owner = kNone, tier = 0;
-    BlockKey parent = 0;
-    std::chrono::nanoseconds deadline{};
-    std::vector<BlockKey> keys;
+    // Approximate mode.
+    std::int64_t capacity_blocks = 0;
   };
 
   // A part of a prompt's path: `matched` keys of a run, the first of them the prompt's block `start`, as the run was at
@@ -169,105 +148,131 @@ class RunForest final : public PrefixEngine {
    private:
     Run& run_;
   };
+  // The lock, with everything settled that was told without it before.
+  class TOKROUTE_SCOPED_CAPABILITY Section {
+   public:
+    explicit Section(RunForest& forest) noexcept TOKROUTE_ACQUIRE(forest.mutex_) : forest_(forest) {
+      forest.mutex_.lock();
+      forest.SettleAll();
+    }
+    ~Section() TOKROUTE_RELEASE() { forest_.mutex_.unlock(); }
+    Section(const Section&) = delete;
+    Section& operator=(const Section&) = delete;
+
+   private:
+    RunForest& forest_;
+  };
+
+  RunForest(const PrefixIndexOptions& options, const Weights& weights, std::uint32_t stride) noexcept;
+
+  // ---- What the modes say.
+  virtual void SettleAll() noexcept TOKROUTE_REQUIRES(mutex_) {}
+  virtual void OnEntered(Slot&) noexcept TOKROUTE_REQUIRES(mutex_) {}  // A new endpoint has its slot.
+  virtual void OnCleared(Slot&) noexcept TOKROUTE_REQUIRES(mutex_) {}
+  // What counts as pending_sweep of an owner that has just died.
+  virtual std::int64_t SweepableOf(const Owner& owner) const noexcept TOKROUTE_REQUIRES(mutex_) = 0;
+  // Ends some of what a dead owner holds, and takes it off the budgets; false: they ran out.
+  virtual bool SweepOwner(std::uint32_t owner, std::int64_t& memberships, std::int64_t& blocks) noexcept
+      TOKROUTE_REQUIRES(mutex_) = 0;
+  virtual std::int64_t BlocksPerSweptMembership() const noexcept = 0;
+  // For audits: whether a mode's own records are sound; and adds the arena units that they take.
+  virtual absl::Status AuditMode(std::int64_t& units) TOKROUTE_REQUIRES(mutex_) = 0;
 
   Run& At(std::uint32_t run) const noexcept { return *arena_.At<Run>(run); }
   BlockKey* KeysOf(const Run& run) const noexcept { return arena_.At<BlockKey>(run.keys); }
-  std::span<Holder> HoldersOf(Run& run) const noexcept;
+  static std::uint32_t RoomOf(std::uint32_t holder_units) noexcept {
+    return holder_units * Arena::kUnitBytes / kHolderBytes;
+  }
+  std::span<Holder> HoldersOf(Run& run) const noexcept {
+    return {run.holders == kNone ? &run.inline_holder : arena_.At<Holder>(run.holders), run.holder_count};
+  }
+  // They follow the room for holders.
+  Extra* ExtrasOf(Run& run) const noexcept {
+    if (run.holders == kNone) return &run.inline_extra;
+    return reinterpret_cast<Extra*>(arena_.Address(run.holders) + RoomOf(run.holder_units) * sizeof(Holder));
+  }
+  Extra& ExtraOf(Run& run, const Holder& holder) const noexcept {
+    return ExtrasOf(run)[&holder - HoldersOf(run).data()];
+  }
 
   // ---- Readers: without the lock, within a visit of the gate.
   template <class Look>
   bool Steadily(std::uint32_t run, Look&& look, std::uint32_t* seen) const noexcept;
   const BlockKey* TryKeys(const Run& run, std::uint32_t length) const noexcept;
+  std::uint32_t Agreeing(const BlockKey* own, std::span<const BlockKey> mine) const noexcept;
   bool StepDown(PromptKeys& keys, std::uint32_t depth, Step& step) const noexcept;
-  void SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth, std::vector<std::uint32_t>& path) const noexcept;
+  std::uint32_t SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
+                           std::vector<std::uint32_t>& path) const noexcept;
+  bool WalkUp(std::span<const BlockKey> keys, std::uint32_t depth, std::uint32_t& end, Place at, std::uint32_t version,
+              std::vector<std::uint32_t>& path) const noexcept;
+  Place FindByReader(BlockKey key, std::uint32_t& version) const noexcept;
   bool Emit(std::span<const std::uint32_t> path, std::vector<PrefixMatch::Holder>& out) const noexcept;
-  std::pair<std::uint32_t, double> Combine(std::span<const Holder> shared, std::uint32_t matched) const noexcept;
-  bool Holds(const Holder& holder, std::uint32_t offset) const noexcept;
+  std::pair<std::uint32_t, double> Combine(std::span<const Holder> shared, const Extra* extras,
+                                           std::uint32_t matched) const noexcept;
+  bool Holds(const Holder& holder, std::uint32_t bits, std::uint32_t offset) const noexcept;
 
-  // ---- The writer.
-  Place PlaceOf(BlockKey key) const noexcept TOKROUTE_REQUIRES(mutex_);
+  // ---- The writer: runs.
+  bool IsIndexed(const Run& run, std::uint32_t offset) const noexcept {
+    return stride_ == 1 || offset == 0 || (run.noted + offset) % stride_ == 0;
+  }
   std::uint32_t NewRun(BlockKey parent_key, Place parent) noexcept TOKROUTE_REQUIRES(mutex_);
   void FreeRun(std::uint32_t run) noexcept TOKROUTE_REQUIRES(mutex_);
-  std::uint32_t Append(std::uint32_t run, std::span<const BlockKey> keys) noexcept TOKROUTE_REQUIRES(mutex_);
   bool Grow(std::uint32_t run, std::uint32_t keys) noexcept TOKROUTE_REQUIRES(mutex_);
   void Trim(std::uint32_t run) noexcept TOKROUTE_REQUIRES(mutex_);
-  static std::uint32_t SideUnits(const Run& run, bool counted) noexcept {
-    return (run.key_units + 63u) / 64u + (counted ? (run.key_units + 7u) / 8u : 0);
-  }
-  std::byte* CountsOf(const Run& run, const Holder& holder) const noexcept {
-    return arena_.Address(holder.bits + SideUnits(run, false));
-  }
-
-  Holder* FindHolder(std::uint32_t run, std::uint32_t tag, std::uint32_t tier) noexcept TOKROUTE_REQUIRES(mutex_);
-  bool AddHolder(std::uint32_t run, std::uint32_t owner, std::uint32_t tier) noexcept TOKROUTE_REQUIRES(mutex_);
-  void DropHolder(std::uint32_t run, std::uint32_t tag, std::uint32_t tier) noexcept TOKROUTE_REQUIRES(mutex_);
-  bool Mark(std::uint32_t run, std::uint32_t owner, std::uint32_t tier, std::uint32_t from, std::uint32_t to) noexcept
-      TOKROUTE_REQUIRES(mutex_);
-  bool Unmark(std::uint32_t run, std::uint32_t owner, std::uint32_t tier, std::uint32_t offset) noexcept
-      TOKROUTE_REQUIRES(mutex_);
   bool HasSides(Run& run) const noexcept TOKROUTE_REQUIRES(mutex_);
-  bool GiveSide(Run& run, Holder& holder, bool counted) noexcept TOKROUTE_REQUIRES(mutex_);
-  void SetHolder(Holder& holder, std::uint32_t cutoff, std::uint32_t held) noexcept TOKROUTE_REQUIRES(mutex_);
-  void SetSide(Holder& holder, std::uint32_t bits, bool counted) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Tidy(Run& run, Holder& holder) noexcept TOKROUTE_REQUIRES(mutex_);
-  bool TakeCopy(Run& run, Holder& holder, std::uint32_t offset) noexcept TOKROUTE_REQUIRES(mutex_);
-  void AddCopies(Run& run, Holder& holder, std::uint32_t from, std::uint32_t to) noexcept TOKROUTE_REQUIRES(mutex_);
-  KvResult StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey parent, std::span<const BlockKey> keys,
-                     std::size_t& stored) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Forget(std::uint32_t run, std::uint32_t owner, std::uint32_t from, std::uint32_t to) noexcept
-      TOKROUTE_REQUIRES(mutex_);
-  Speculation* Find(const PrefixReceipt& receipt) noexcept TOKROUTE_REQUIRES(mutex_);
-  PrefixReceipt Speculate(EndpointId id, std::span<const BlockKey> keys, const FleetView* alive) noexcept
-      TOKROUTE_REQUIRES(mutex_);
-  void Unspeculate(std::uint32_t owner, BlockKey key) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Withdraw(Speculation& speculation) noexcept TOKROUTE_REQUIRES(mutex_);
-  void ExpireSpeculations(std::chrono::nanoseconds now) noexcept TOKROUTE_REQUIRES(mutex_);
-  struct SavedRun;
-  void Restore(std::uint32_t owner, BlockKey parent_key, std::span<const BlockKey> keys, std::uint32_t tier,
-               std::uint32_t cutoff, std::span<const std::uint64_t> bits) noexcept TOKROUTE_REQUIRES(mutex_);
-  bool Reaches(Place place) noexcept TOKROUTE_REQUIRES(mutex_);
-  bool KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey parent, std::span<const BlockKey> keys) noexcept
-      TOKROUTE_REQUIRES(mutex_);
-  void CutOrphans(std::size_t stored) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Unawait(BlockKey parent) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Settle(Orphans& orphans, bool adopted) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Adopt(std::span<const BlockKey> keys) noexcept TOKROUTE_REQUIRES(mutex_);
-  void ExpireOrphans() noexcept TOKROUTE_REQUIRES(mutex_);
-  bool Knows(EndpointId id) const noexcept TOKROUTE_REQUIRES(mutex_);
-  KvResult Refuse(KvResult result, std::uint32_t slot) noexcept TOKROUTE_REQUIRES(mutex_);
-
-  std::uint32_t TagOf(std::uint32_t owner) const noexcept TOKROUTE_REQUIRES(mutex_) {
-    return owners_.get()[owner].slot << kOwnerBits | owner;
+  static constexpr std::uint32_t UnitsOf(std::uint32_t keys) noexcept {
+    return Arena::UnitsFor(keys * sizeof(BlockKey));
   }
+
+  // ---- The writer: holders.
+  Holder* FindHolder(std::uint32_t run, std::uint32_t tag, std::uint32_t tier) noexcept TOKROUTE_REQUIRES(mutex_);
+  bool AddHolder(std::uint32_t run, std::uint32_t owner, std::uint32_t tier, const Extra& extra) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  void DropHolder(std::uint32_t run, const Holder& holder) noexcept TOKROUTE_REQUIRES(mutex_);
+  void SetHolder(Holder& holder, std::uint32_t cutoff, std::uint32_t held) noexcept TOKROUTE_REQUIRES(mutex_);
+
+  // ---- The writer: endpoints.
+  std::uint32_t TagOf(std::uint32_t owner) const noexcept TOKROUTE_REQUIRES(mutex_) {
+    return OwnerAt(owner).slot << kOwnerBits | owner;
+  }
+  Owner& OwnerAt(std::uint32_t owner) const noexcept { return owners_.get()[owner]; }
   std::uint32_t Admit(EndpointId id, bool make_owner) noexcept TOKROUTE_REQUIRES(mutex_);
+  bool Knows(EndpointId id) const noexcept TOKROUTE_REQUIRES(mutex_);
   void Retire(std::uint32_t owner) noexcept TOKROUTE_REQUIRES(mutex_);
   void Remove(EndpointId id) noexcept TOKROUTE_REQUIRES(mutex_);
+  void QueueDead(std::uint32_t owner) noexcept TOKROUTE_REQUIRES(mutex_);
   void SweepSome(std::int64_t memberships) noexcept TOKROUTE_REQUIRES(mutex_);
   void GiveBack() noexcept TOKROUTE_REQUIRES(mutex_);
+  virtual void OnEmptied() noexcept TOKROUTE_REQUIRES(mutex_) {}  // No run is left: give the arena what it lent.
 
   const PrefixIndexOptions options_;
-  const std::array<double, kTiers> weights_;
+  const Weights weights_;
+  const std::uint32_t stride_;
   mutable Mutex mutex_;
   mutable ReaderGate gate_;
   MemoryBudget budget_ TOKROUTE_GUARDED_BY(mutex_);
   Arena arena_;  // Written under the lock, read by anybody as shared_word.h says; so are the next two.
   PlaceTable table_;
   const std::unique_ptr<Owner, void (*)(void*)> owners_;  // kMostOwners of them.
+  std::uint64_t last_life_ TOKROUTE_GUARDED_BY(mutex_) = 0;
   std::uint32_t owner_count_ TOKROUTE_GUARDED_BY(mutex_) = 0, width_ TOKROUTE_GUARDED_BY(mutex_) = 0;
-  const std::unique_ptr<Slot, void (*)(void*)>
-      slots_memory_;  // kMaxEndpoints of them, readers see owner and incarnation.
+  // kMaxEndpoints of them, readers see owner and incarnation.
+  const std::unique_ptr<Slot, void (*)(void*)> slots_memory_;
   Slot* const slots_;
-  std::deque<Speculation> speculations_ TOKROUTE_GUARDED_BY(mutex_);  // By deadline, which is also by serial.
-  std::deque<Orphans> orphans_ TOKROUTE_GUARDED_BY(mutex_);           // By deadline.
-  std::unordered_map<BlockKey, std::uint32_t> awaited_ TOKROUTE_GUARDED_BY(mutex_);  // By how many of them.
-  std::uint64_t last_serial_ TOKROUTE_GUARDED_BY(mutex_) = 0, last_life_ TOKROUTE_GUARDED_BY(mutex_) = 0;
-  std::atomic<std::int64_t> next_deadline_;  // Of the speculations.
-  std::atomic<bool> any_dead_{false};        // Some holders may be dead owners, not swept yet.
+  std::atomic<bool> any_dead_{false};  // Some holders may be dead owners, not swept yet.
+  std::uint32_t dead_owners_ TOKROUTE_GUARDED_BY(mutex_) = 0;
+  static constexpr std::uint32_t kRunsPerSlab = 64;
   std::vector<std::uint32_t> slabs_ TOKROUTE_GUARDED_BY(mutex_);
   std::uint32_t free_run_ TOKROUTE_GUARDED_BY(mutex_) = kNone, free_owner_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   std::uint32_t first_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone, last_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   PrefixIndexStats stats_ TOKROUTE_GUARDED_BY(mutex_);
 };
+
+// What is wrong with an index.
+template <class... Parts>
+absl::Status Unsound(const Parts&... parts) {
+  return absl::InternalError(absl::StrCat("PrefixIndex: ", parts...));
+}
 
 }  // namespace tokroute::internal
 

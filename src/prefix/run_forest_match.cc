@@ -14,6 +14,7 @@ namespace tokroute::internal {
 namespace {
 
 constexpr int kTries = 8;                 // Looks at a run that keeps changing.
+constexpr int kPauses = 64;               // For keys that somebody is copying.
 constexpr std::uint32_t kWalkedRuns = 3;  // Walked down one by one; beyond, the prompt is searched.
 constexpr std::uint32_t kRunsAhead = 4;   // Records fetched ahead on the way down.
 constexpr std::uint32_t kProbes = 8;      // Of one round of that search.
@@ -41,9 +42,26 @@ bool RunForest::Steadily(std::uint32_t at, Look&& look, std::uint32_t* seen) con
 
 // A run's keys, if there are `length` of them to be read; else null. Within a look.
 const BlockKey* RunForest::TryKeys(const Run& run, std::uint32_t length) const noexcept {
+  for (int i = 0; (Load(run.state) & Run::kUnfilled) != 0; ++i) {
+    if (i == kPauses) return nullptr;
+    PauseBriefly();
+  }
   const std::uint32_t handle = Load(run.keys);
   const auto* keys = reinterpret_cast<const BlockKey*>(arena_.TryAddress(handle));
   return keys != nullptr && length * sizeof(BlockKey) <= Arena::BytesBehind(handle) ? keys : nullptr;
+}
+
+// How many of these keys agree with as many of a run's, of which the first does or none: chained keys, so where one
+// agrees, all before it do, and it is one compare or a binary search. Keys that are no chain give some depth.
+std::uint32_t RunForest::Agreeing(const BlockKey* own, std::span<const BlockKey> mine) const noexcept {
+  const auto whole = static_cast<std::uint32_t>(mine.size());
+  if (whole == 0 || Load(own[whole - 1]) == mine[whole - 1]) return whole;
+  std::uint32_t agrees = 0, differs = whole;
+  while (differs - agrees > 1) {
+    const std::uint32_t middle = agrees + (differs - agrees) / 2;
+    (Load(own[middle - 1]) == mine[middle - 1] ? agrees : differs) = middle;
+  }
+  return agrees;
 }
 
 // The run that goes on at `depth`, and how much of it the prompt has. Hashes as far as that run goes.
@@ -60,17 +78,8 @@ bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Step& step) co
           const std::uint32_t length = Load(run.length), whole = std::min(length, count - depth);
           const BlockKey* keys = TryKeys(run, length);
           if (length == 0 || keys == nullptr) return false;
-          const std::span<const BlockKey> mine = prompt.Ensure(depth + whole).subspan(depth);
-          step = {candidate.run, depth, whole, 0};
-          // Chained keys: where one agrees, all before it do, so it is one compare or a binary search.
-          if (Load(keys[whole - 1]) == mine[whole - 1]) return true;
-          std::uint32_t agrees = 0, differs = whole;
-          while (differs - agrees > 1) {
-            const std::uint32_t middle = agrees + (differs - agrees) / 2;
-            (Load(keys[middle - 1]) == mine[middle - 1] ? agrees : differs) = middle;
-          }
-          step.matched = agrees;
-          return agrees > 0;
+          step = {candidate.run, depth, Agreeing(keys, prompt.Ensure(depth + whole).subspan(depth)), 0};
+          return step.matched > 0;
         },
         &version);
   });
@@ -83,21 +92,15 @@ void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out,
   out.clear();
   path.clear();
   const std::int64_t count = std::min<std::int64_t>(prompt.block_count(), 0x7FFFFFFF);
-  if (next_deadline_.load(std::memory_order_acquire) != kNever) {
-    const std::chrono::nanoseconds now = options_.clock.Now();
-    if (now.count() >= next_deadline_.load(std::memory_order_acquire)) {
-      const MutexLock lock(mutex_);
-      ExpireSpeculations(now);
-    }
-  }
   const ReaderGate::Visit visit(gate_);
   for (int tries = 0; tries < kTries; ++tries) {
     path.clear();
     std::uint32_t depth = 0;
     for (std::uint32_t i = 0; depth < count; ++i) {
       if (i == kWalkedRuns) {
-        SearchDeep(prompt.Ensure(count), depth, path);
-        break;
+        depth = SearchDeep(prompt.Ensure(count), depth, path);
+        if (stride_ == 1) break;  // The block behind is nowhere.
+        if (depth >= count) break;
       }
       Step step;
       if (!StepDown(prompt, depth, step)) break;
@@ -109,38 +112,40 @@ void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out,
   out.clear();  // All kept changing under us: nothing is certain.
 }
 
-// Finds the prompt's deepest block that is anywhere, by probing, and walks up from there to `depth`. Exact with holes:
-// no endpoint can hold more than up to a block that nobody has, and what it holds above is looked at run by run.
-void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
-                           std::vector<std::uint32_t>& path) const noexcept {
-  std::uint32_t version = 0;  // Of the run found last.
-  const auto find = [&](std::uint32_t at) {
-    return table_.Find(keys[at], [&](Place candidate) {
-      return Steadily(
-          candidate.run,
-          [&](const Run& run) {
-            const BlockKey* own = candidate.offset < Load(run.length) ? TryKeys(run, candidate.offset + 1) : nullptr;
-            return own != nullptr && Load(own[candidate.offset]) == keys[at];
-          },
-          &version);
-    });
-  };
+Place RunForest::FindByReader(BlockKey key, std::uint32_t& version) const noexcept {
+  return table_.Find(key, [&](Place candidate) {
+    return Steadily(
+        candidate.run,
+        [&](const Run& run) {
+          const BlockKey* own = candidate.offset < Load(run.length) ? TryKeys(run, candidate.offset + 1) : nullptr;
+          return own != nullptr && Load(own[candidate.offset]) == key;
+        },
+        &version);
+  });
+}
+
+// Finds the prompt's deepest block in the table that is anywhere, by probing, and walks up from there to `depth`; returns
+// the depth that was reached. Exact with holes: no endpoint can hold more than up to a block that nobody has, and what it
+// holds above is looked at run by run.
+std::uint32_t RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
+                                    std::vector<std::uint32_t>& path) const noexcept {
   const std::size_t known = path.size();
-  auto limit = static_cast<std::uint32_t>(keys.size());
-  while (true) {
-    // Blocks before `low` are there, `high` is not (or is the end).
-    std::uint32_t low = depth, high = limit;
+  const auto count = static_cast<std::uint32_t>(keys.size());
+  // Every stride-th block, by number; those in [first, last) are looked for.
+  const std::uint32_t first = (depth + stride_ - 1) / stride_;
+  for (std::uint32_t last = (count + stride_ - 1) / stride_;;) {
+    // Those before `low` are there, `high` is not (or is the end).
+    std::uint32_t low = first, high = last, version = 0, deepest_version = 0;
     Place deepest;
-    std::uint32_t deepest_version = 0;
     while (low < high) {
       std::uint32_t probes[kProbes];
       const std::uint32_t wanted = std::min(kProbes, high - low);
       for (std::uint32_t i = 0; i < wanted; ++i) {
         probes[i] = low + static_cast<std::uint32_t>((std::uint64_t{high - low} * (i + 1) - 1) / wanted);
-        table_.Prefetch(keys[probes[i]]);
+        table_.Prefetch(keys[probes[i] * stride_]);
       }
       for (std::uint32_t i = 0; i < wanted; ++i) {
-        const Place place = find(probes[i]);
+        const Place place = FindByReader(keys[probes[i] * stride_], version);
         if (place.run == kNone) {
           high = probes[i];
           break;
@@ -150,45 +155,70 @@ void RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
         deepest_version = version;
       }
     }
-    if (deepest.run == kNone) return;
-    // Up the hints of parents, by the table where a hint is out of date. Steps come out deepest first.
-    std::uint32_t end = low;
-    while (deepest.run != kNone && deepest.offset + 1 <= end - depth) {
-      const std::uint32_t matched = deepest.offset + 1;
-      path.insert(path.end(), {deepest.run, end - matched, matched, deepest_version});
-      end -= matched;
-      if (end == depth) {
-        for (std::size_t a = known, b = path.size() - kStepWords; a < b; a += kStepWords, b -= kStepWords) {
-          std::swap_ranges(path.data() + a, path.data() + a + kStepWords, path.data() + b);
-        }
-        return;
+    if (deepest.run == kNone) return depth;
+    std::uint32_t end = (low - 1) * stride_ + 1;
+    const std::uint32_t bottom = end;
+    if (WalkUp(keys, depth, end, deepest, deepest_version, path)) {
+      std::uint32_t more = 0;
+      if (stride_ > 1) {  // What follows it in its run is not in the table.
+        (void)Steadily(
+            deepest.run,
+            [&](const Run& run) {
+              const std::uint32_t length = Load(run.length);
+              const BlockKey* own = deepest.offset < length ? TryKeys(run, length) : nullptr;
+              if (own == nullptr) return false;
+              const std::uint32_t whole = std::min(length - deepest.offset - 1, count - bottom);
+              more = Agreeing(own + deepest.offset + 1, keys.subspan(bottom, whole));
+              return true;
+            },
+            nullptr);
       }
-      Place parent;
-      std::uint32_t shape = 0;
-      const auto child = [&](const Run& run) {
-        parent = {Load(run.parent), Load(run.parent_offset)};
-        shape = Load(run.parent_shape);
-        return parent.run != kNone && Load(run.parent_key) == keys[end - 1];
-      };
-      const auto as_noted = [&](const Run& run) {
-        return Load(run.shape) == shape && parent.offset < Load(run.length);
-      };
-      const bool hinted = Steadily(deepest.run, child, nullptr) && Steadily(parent.run, as_noted, &version);
-      deepest = hinted ? parent : find(end - 1);
-      deepest_version = version;
+      path[known + 2] += more;
+      // Steps came out deepest first.
+      for (std::size_t a = known, b = path.size() - kStepWords; a < b; a += kStepWords, b -= kStepWords) {
+        std::swap_ranges(path.data() + a, path.data() + a + kStepWords, path.data() + b);
+      }
+      return bottom + more;
     }
-    // A block in between is nowhere: what lies below it is out of reach.
     path.resize(known);
-    limit = end - 1;
-    if (limit <= depth) return;
+    if (stride_ > 1) return depth;  // Changed under us.
+    // A block in between is nowhere: what lies below it is out of reach.
+    last = end - 1;
+    if (last <= depth) return depth;
   }
 }
 
-bool RunForest::Holds(const Holder& holder, std::uint32_t offset) const noexcept {
-  if (offset < holder.cutoff) return true;
-  if (holder.bits == kNone) return false;
-  const auto* words = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(holder.bits));
-  if (words == nullptr || offset / 8 >= Arena::BytesBehind(holder.bits)) return false;
+// Up from `at`, the prompt's block before `end`, to `depth`: by the runs' hints of their parents, by the table where a
+// hint is out of date. False: there is no block before `end`, which is as far as it came.
+bool RunForest::WalkUp(std::span<const BlockKey> keys, std::uint32_t depth, std::uint32_t& end, Place at,
+                       std::uint32_t version, std::vector<std::uint32_t>& path) const noexcept {
+  while (at.run != kNone && at.offset + 1 <= end - depth) {
+    const std::uint32_t matched = at.offset + 1;
+    path.insert(path.end(), {at.run, end - matched, matched, version});
+    end -= matched;
+    if (end == depth) return true;
+    Place parent;
+    std::uint32_t shape = 0;
+    const auto child = [&](const Run& run) {
+      parent = {Load(run.parent), Load(run.parent_offset)};
+      shape = Load(run.noted);
+      return parent.run != kNone && Load(run.parent_key) == keys[end - 1];
+    };
+    // Where the table does not know of all, parents outlive their children, so the hint is right if the child stays.
+    const auto as_noted = [&](const Run& run) {
+      return (stride_ > 1 || Load(run.shape) == shape) && parent.offset < Load(run.length);
+    };
+    const bool hinted = Steadily(at.run, child, nullptr) && Steadily(parent.run, as_noted, &version);
+    at = hinted ? parent : FindByReader(keys[end - 1], version);
+  }
+  return false;
+}
+
+bool RunForest::Holds(const Holder& holder, std::uint32_t bits, std::uint32_t offset) const noexcept {
+  if (offset < Load(holder.cutoff)) return true;
+  if (bits == kNone) return false;
+  const auto* words = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(bits));
+  if (words == nullptr || offset / 8 >= Arena::BytesBehind(bits)) return false;
   return (Load(words[offset / 64]) >> (offset % 64) & 1) != 0;
 }
 
@@ -209,7 +239,6 @@ bool RunForest::Emit(std::span<const std::uint32_t> path, std::vector<PrefixMatc
       const std::byte* named = near != nullptr ? arena_.TryAddress(Load(near->holders)) : nullptr;
       if (named != nullptr) {
         __builtin_prefetch(named);
-        __builtin_prefetch(named + Arena::kUnitBytes);
       }
     }
     const auto* record = reinterpret_cast<const Run*>(arena_.TryAddress(step.run));
@@ -239,11 +268,19 @@ bool RunForest::Emit(std::span<const std::uint32_t> path, std::vector<PrefixMatc
         if (out[known].endpoint.slot != row || out[known].blocks != step.start) continue;
       }
       // The owner's record is its as long as it is among a run's holders: it is used again only when swept from all.
-      const Owner& owner = owners_.get()[tag & (kMostOwners - 1)];
+      const Owner& owner = OwnerAt(tag & (kMostOwners - 1));
       if (any_dead && Load(owner.alive) == 0) continue;
       std::uint32_t blocks = std::min<std::uint32_t>(Load(held->cutoff), step.matched);
       double weighted = weights_[std::min(Load(held->packed) & 7u, kSpeculative)] * blocks;
-      if (tiers > 1) std::tie(blocks, weighted) = Combine({held, tiers}, step.matched);
+      if (tiers > 1) {
+        const Extra* extras = &run.inline_extra;
+        if (handle != kNone) {
+          const std::size_t behind = RoomOf(Load(run.holder_units)) * sizeof(Holder);
+          if (behind + count * sizeof(Extra) > Arena::BytesBehind(handle)) return false;
+          extras = reinterpret_cast<const Extra*>(reinterpret_cast<const std::byte*>(holders) + behind);
+        }
+        std::tie(blocks, weighted) = Combine({held, tiers}, extras + (held - holders), step.matched);
+      }
       if (blocks == 0) continue;
       any = true;
       if (step.start == 0) {
@@ -266,17 +303,20 @@ bool RunForest::Emit(std::span<const std::uint32_t> path, std::vector<PrefixMatc
 }
 
 // What several tiers of one endpoint hold together, from the first block on, each block in its best tier.
-std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> shared,
+std::pair<std::uint32_t, double> RunForest::Combine(std::span<const Holder> shared, const Extra* extras,
                                                     std::uint32_t matched) const noexcept {
-  std::array<Holder, kTiers> copies;
-  const std::span<Holder> tiers = std::span(copies).first(shared.size());
-  for (std::size_t i = 0; i < shared.size(); ++i) tiers[i] = LoadRecord(shared[i]);
+  std::array<Holder, kTiers> tiers;
+  std::array<std::uint32_t, kTiers> bits;
+  for (std::size_t i = 0; i < shared.size(); ++i) {
+    tiers[i] = LoadRecord(shared[i]);
+    bits[i] = Load(extras[i].bits);
+  }
   std::uint32_t blocks = 0;
   double weighted = 0;
   for (; blocks < matched; ++blocks) {
     double best = -1;
-    for (const Holder& holder : tiers) {
-      if (Holds(holder, blocks)) best = std::max(best, weights_[std::min(holder.tier(), kSpeculative)]);
+    for (std::size_t i = 0; i < shared.size(); ++i) {
+      if (Holds(tiers[i], bits[i], blocks)) best = std::max(best, weights_[std::min(tiers[i].tier(), kSpeculative)]);
     }
     if (best < 0) break;
     weighted += best;

@@ -1,4 +1,4 @@
-// Snapshots of the run forest.
+// Snapshots of the exact index.
 //
 // All numbers little-endian. Head: "tokroute", u32 version, u32 block size, u32 key scheme, u64 check of the seed, u32
 // endpoints; each endpoint: u32 slot, u32 incarnation, u8 flags (1: sequenced, 2: wants a resync), u64 next sequence
@@ -23,7 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "internal/no_memory.h"
-#include "prefix/run_forest.h"
+#include "prefix/event_index.h"
 
 #define XXH_INLINE_ALL
 #include "xxhash.h"
@@ -114,7 +114,7 @@ absl::Status Corrupted(std::string_view what) {
 }  // namespace
 
 // A run as the bytes say.
-struct RunForest::SavedRun {
+struct EventIndex::SavedRun {
   struct Held {
     std::uint32_t endpoint = 0, tier = 0, cutoff = 0;
     std::vector<std::uint64_t> bits;
@@ -124,7 +124,7 @@ struct RunForest::SavedRun {
   std::vector<Held> holders;
 };
 
-absl::Status RunForest::SaveTo(const std::function<bool(std::span<const std::byte>)>& write) {
+absl::Status EventIndex::SaveTo(const std::function<bool(std::span<const std::byte>)>& write) {
   Writer writer(write);
   writer.Put(kMagic);
   writer.Put(kVersion);
@@ -142,7 +142,7 @@ absl::Status RunForest::SaveTo(const std::function<bool(std::span<const std::byt
     for (std::uint32_t row : rows) {
       const Slot& slot = slots_[row];
       const std::uint32_t owner = slot.owner_or_0 - 1;
-      numbers[owner] = {static_cast<std::uint32_t>(numbers.size()), owners_.get()[owner].life};
+      numbers[owner] = {static_cast<std::uint32_t>(numbers.size()), OwnerAt(owner).life};
       writer.Put(row);
       writer.Put(slot.incarnation);
       writer.Put(static_cast<std::uint8_t>((slot.sequenced ? 1 : 0) | (slot.resync ? 2 : 0)));
@@ -159,9 +159,9 @@ absl::Status RunForest::SaveTo(const std::function<bool(std::span<const std::byt
         if (run.length == 0) continue;
         std::vector<const Holder*> kept;
         for (const Holder& holder : HoldersOf(run)) {
-          const auto number = numbers.find(holder.tag & (kMostOwners - 1));
+          const auto number = numbers.find(holder.owner());
           if (holder.tier() != kSpeculative && number != numbers.end() &&
-              number->second.second == owners_.get()[number->first].life && owners_.get()[number->first].alive != 0) {
+              number->second.second == OwnerAt(number->first).life && OwnerAt(number->first).alive != 0) {
             kept.push_back(&holder);
           }
         }
@@ -172,12 +172,13 @@ absl::Status RunForest::SaveTo(const std::function<bool(std::span<const std::byt
         writer.Put(static_cast<std::uint32_t>(kept.size()));
         for (std::uint32_t i = 0; i < run.length; ++i) writer.Put(KeysOf(run)[i]);
         for (const Holder* holder : kept) {
-          const std::uint32_t words = holder->bits != kNone ? (run.length + 63u) / 64u : 0;
-          writer.Put(numbers[holder->tag & (kMostOwners - 1)].first);
+          const std::uint32_t bits = ExtraOf(run, *holder).bits;
+          const std::uint32_t words = bits != kNone ? (run.length + 63u) / 64u : 0;
+          writer.Put(numbers[holder->owner()].first);
           writer.Put(static_cast<std::uint8_t>(holder->tier()));
           writer.Put(std::uint32_t{holder->cutoff});
           writer.Put(words);
-          for (std::uint32_t i = 0; i < words; ++i) writer.Put(arena_.At<std::uint64_t>(holder->bits)[i]);
+          for (std::uint32_t i = 0; i < words; ++i) writer.Put(arena_.At<std::uint64_t>(bits)[i]);
         }
       }
     }
@@ -187,7 +188,7 @@ absl::Status RunForest::SaveTo(const std::function<bool(std::span<const std::byt
   return writer.Finish() ? absl::OkStatus() : failed();
 }
 
-absl::Status RunForest::LoadFrom(const std::function<std::size_t(std::span<std::byte>)>& read,
+absl::Status EventIndex::LoadFrom(const std::function<std::size_t(std::span<std::byte>)>& read,
                                  const std::function<EndpointId(EndpointId)>& endpoint_of) {
   TOKROUTE_TRY {
     std::vector<std::byte> bytes;
@@ -304,13 +305,13 @@ absl::Status RunForest::LoadFrom(const std::function<std::size_t(std::span<std::
 }
 
 // What one holder has of a saved run and does not hold here yet, stretch by stretch.
-void RunForest::Restore(std::uint32_t owner, BlockKey parent_key, std::span<const BlockKey> keys, std::uint32_t tier,
+void EventIndex::Restore(std::uint32_t owner, BlockKey parent_key, std::span<const BlockKey> keys, std::uint32_t tier,
                         std::uint32_t cutoff, std::span<const std::uint64_t> bits) noexcept {
   const auto wanted = [&](std::size_t i) TOKROUTE_REQUIRES(mutex_) {
     if (i >= cutoff && (bits.empty() || (bits[i / 64] >> (i % 64) & 1) == 0)) return false;
     const Place place = PlaceOf(keys[i]);
     const Holder* holder = place.run != kNone ? FindHolder(place.run, TagOf(owner), tier) : nullptr;
-    return holder == nullptr || !Holds(*holder, place.offset);
+    return holder == nullptr || !Holds(*holder, ExtraOf(At(place.run), *holder).bits, place.offset);
   };
   for (std::size_t i = 0; i < keys.size();) {
     std::size_t end = i;
@@ -320,7 +321,7 @@ void RunForest::Restore(std::uint32_t owner, BlockKey parent_key, std::span<cons
       const KvResult result =
           StoreKeys(owner, tier, i > 0 ? keys[i - 1] : parent_key, keys.subspan(i, end - i), stored);
       stats_.stored_blocks += static_cast<std::int64_t>(stored);
-      if (result != KvResult::kApplied) (void)Refuse(result, owners_.get()[owner].slot);
+      if (result != KvResult::kApplied) (void)Refuse(result, OwnerAt(owner).slot);
     }
     i = std::max(end, i + 1);
   }

@@ -1,4 +1,4 @@
-// What the run forest holds for a while only: orphans, which wait for their parent, and speculations, which wait for
+// What the exact index holds for a while only: orphans, which wait for their parent, and speculations, which wait for
 // the engine's events.
 #include <algorithm>
 #include <chrono>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "internal/no_memory.h"
-#include "prefix/run_forest.h"
+#include "prefix/event_index.h"
 
 namespace tokroute::internal {
 namespace {
@@ -21,22 +21,22 @@ constexpr std::uint32_t kMostHanging = 256;  // Runs in a row that hang in the a
 
 // The place's chain goes up to a prompt's first block. Only runs that once hung in the air are asked again, and no more
 // of them in a row than kMostHanging: keys that are no chain may go round in a circle.
-bool RunForest::Reaches(Place place) noexcept {
+bool EventIndex::Reaches(Place place) noexcept {
   if (place.run == kNone) return false;
   const std::uint32_t first = place.run;
-  for (std::uint32_t steps = 0; At(place.run).orphan != 0; ++steps) {
+  for (std::uint32_t steps = 0; (At(place.run).state & Run::kOrphan) != 0; ++steps) {
     place = PlaceOf(At(place.run).parent_key);
     if (place.run == kNone || steps == kMostHanging) return false;
   }
-  for (std::uint32_t at = first; At(at).orphan != 0; at = PlaceOf(At(at).parent_key).run) Store(At(at).orphan, 0);
+  for (std::uint32_t at = first; (At(at).state & Run::kOrphan) != 0; at = PlaceOf(At(at).parent_key).run) Store(At(at).state, 0);
   return true;
 }
 
 // Notes that these blocks, stored behind an unknown parent, may have to go. False: the endpoint has too many already,
 // or there is no memory.
-bool RunForest::KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey parent,
+bool EventIndex::KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey parent,
                             std::span<const BlockKey> keys) noexcept {
-  Owner& whose = owners_.get()[owner];
+  Owner& whose = OwnerAt(owner);
   const auto count = static_cast<std::int64_t>(keys.size());
   if (whose.orphans + count > options_.max_orphan_blocks || !budget_.Take(count * std::int64_t{sizeof(BlockKey)}))
     return false;
@@ -56,25 +56,25 @@ bool RunForest::KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey pa
 }
 
 // The event that was noted last was taken in part only.
-void RunForest::CutOrphans(std::size_t stored) noexcept {
+void EventIndex::CutOrphans(std::size_t stored) noexcept {
   Orphans& orphans = orphans_.back();
   const auto fewer = static_cast<std::int64_t>(orphans.keys.size() - stored);
   orphans.keys.resize(stored);
-  owners_.get()[orphans.owner].orphans -= fewer;
+  OwnerAt(orphans.owner).orphans -= fewer;
   stats_.orphan_blocks -= fewer;
   budget_.Give(fewer * std::int64_t{sizeof(BlockKey)});
   if (stored == 0) Unawait(orphans.parent);
 }
 
-void RunForest::Unawait(BlockKey parent) noexcept {
+void EventIndex::Unawait(BlockKey parent) noexcept {
   const auto it = awaited_.find(parent);
   if (it != awaited_.end() && --it->second == 0) awaited_.erase(it);
 }
 
 // Those whose endpoint is gone are none any more; else they have found their parent (`adopted`), or are let go of.
-void RunForest::Settle(Orphans& orphans, bool adopted) noexcept {
+void EventIndex::Settle(Orphans& orphans, bool adopted) noexcept {
   if (orphans.keys.empty()) return;
-  Owner& whose = owners_.get()[orphans.owner];
+  Owner& whose = OwnerAt(orphans.owner);
   const bool alive = whose.alive != 0 && whose.life == orphans.life;
   const auto count = static_cast<std::int64_t>(orphans.keys.size());
   if (alive && !adopted) {
@@ -93,7 +93,7 @@ void RunForest::Settle(Orphans& orphans, bool adopted) noexcept {
 }
 
 // These blocks are reachable: so are the orphans that wait for one of them, and those that wait for those.
-void RunForest::Adopt(std::span<const BlockKey> keys) noexcept {
+void EventIndex::Adopt(std::span<const BlockKey> keys) noexcept {
   TOKROUTE_TRY {
     std::vector<BlockKey> found;
     for (std::size_t next = 0; !awaited_.empty(); ++next) {
@@ -112,12 +112,12 @@ void RunForest::Adopt(std::span<const BlockKey> keys) noexcept {
   }
 }
 
-void RunForest::ExpireOrphans() noexcept {
+void EventIndex::ExpireOrphans() noexcept {
   const std::chrono::nanoseconds now = options_.clock.Now();
   while (!orphans_.empty()) {
     Orphans& oldest = orphans_.front();
     if (!oldest.keys.empty()) {
-      const Owner& whose = owners_.get()[oldest.owner];
+      const Owner& whose = OwnerAt(oldest.owner);
       const bool gone = whose.alive == 0 || whose.life != oldest.life;
       if (!gone && oldest.deadline > now) return;
       Settle(oldest, false);
@@ -129,7 +129,7 @@ void RunForest::ExpireOrphans() noexcept {
 // ---- Speculations: what booked requests will store ----
 
 // The owner's tiers hold these blocks for real: speculating on them is over.
-void RunForest::Forget(std::uint32_t at, std::uint32_t owner, std::uint32_t from, std::uint32_t to) noexcept {
+void EventIndex::Forget(std::uint32_t at, std::uint32_t owner, std::uint32_t from, std::uint32_t to) noexcept {
   if (stats_.speculative_blocks == 0) return;
   for (std::uint32_t i = from; i < to; ++i) {
     while (Unmark(at, owner, kSpeculative, i)) {
@@ -137,7 +137,7 @@ void RunForest::Forget(std::uint32_t at, std::uint32_t owner, std::uint32_t from
   }
 }
 
-RunForest::Speculation* RunForest::Find(const PrefixReceipt& receipt) noexcept {
+EventIndex::Speculation* EventIndex::Find(const PrefixReceipt& receipt) noexcept {
   if (receipt.serial == 0 || receipt.serial > last_serial_) return nullptr;
   const std::uint64_t back = last_serial_ - receipt.serial;  // They are numbered without a gap.
   if (back >= speculations_.size()) return nullptr;
@@ -145,14 +145,14 @@ RunForest::Speculation* RunForest::Find(const PrefixReceipt& receipt) noexcept {
   return found.serial == receipt.serial ? &found : nullptr;
 }
 
-PrefixReceipt RunForest::Speculate(EndpointId id, std::span<const BlockKey> keys, const FleetView* alive) noexcept {
+PrefixReceipt EventIndex::Speculate(EndpointId id, std::span<const BlockKey> keys, const FleetView* alive) noexcept {
   const std::uint32_t owner = keys.empty() || (alive != nullptr && !alive->Alive(id)) ? kNone : Admit(id, true);
   const auto bytes = static_cast<std::int64_t>(keys.size_bytes());
   if (owner == kNone || !budget_.Take(bytes)) {
     ++stats_.refused_records;
     return {};
   }
-  Owner& whose = owners_.get()[owner];
+  Owner& whose = OwnerAt(owner);
   const Place last = whose.last;  // A hint for events; requests are none.
   std::size_t stored = 0;
   if (StoreKeys(owner, kSpeculative, 0, keys, stored) != KvResult::kApplied) ++stats_.truncated_records;
@@ -181,13 +181,13 @@ PrefixReceipt RunForest::Speculate(EndpointId id, std::span<const BlockKey> keys
 }
 
 // One speculation less on a block. None, if it became real meanwhile.
-void RunForest::Unspeculate(std::uint32_t owner, BlockKey key) noexcept {
+void EventIndex::Unspeculate(std::uint32_t owner, BlockKey key) noexcept {
   const Place place = PlaceOf(key);
   if (place.run != kNone && Unmark(place.run, owner, kSpeculative, place.offset)) Trim(place.run);
 }
 
-void RunForest::Withdraw(Speculation& speculation) noexcept {
-  const Owner& whose = owners_.get()[speculation.owner];
+void EventIndex::Withdraw(Speculation& speculation) noexcept {
+  const Owner& whose = OwnerAt(speculation.owner);
   if (whose.alive != 0 && whose.life == speculation.life) {
     for (std::size_t i = speculation.keys.size(); i-- > 0;) Unspeculate(speculation.owner, speculation.keys[i]);
   }
@@ -197,7 +197,7 @@ void RunForest::Withdraw(Speculation& speculation) noexcept {
   --stats_.live_receipts;
 }
 
-void RunForest::ExpireSpeculations(std::chrono::nanoseconds now) noexcept {
+void EventIndex::ExpireSpeculations(std::chrono::nanoseconds now) noexcept {
   while (!speculations_.empty() && (speculations_.front().serial == 0 || speculations_.front().deadline <= now)) {
     if (speculations_.front().serial != 0) Withdraw(speculations_.front());
     speculations_.pop_front();
@@ -207,11 +207,11 @@ void RunForest::ExpireSpeculations(std::chrono::nanoseconds now) noexcept {
   GiveBack();
 }
 
-std::int64_t RunForest::RecordableBlocks(EndpointId, std::int64_t blocks) noexcept {
+std::int64_t EventIndex::RecordableBlocks(EndpointId, std::int64_t blocks) noexcept {
   return options_.speculative_ttl.count() > 0 ? blocks : 0;
 }
 
-PrefixReceipt RunForest::Record(EndpointId id, std::span<const BlockKey> keys, bool, const FleetView* alive) noexcept {
+PrefixReceipt EventIndex::Record(EndpointId id, std::span<const BlockKey> keys, bool, const FleetView* alive) noexcept {
   if (options_.speculative_ttl.count() <= 0) return {};
   const MutexLock lock(mutex_);
   ExpireSpeculations(options_.clock.Now());
@@ -219,7 +219,7 @@ PrefixReceipt RunForest::Record(EndpointId id, std::span<const BlockKey> keys, b
   return Speculate(id, keys, alive);
 }
 
-void RunForest::OnFirstToken(const PrefixReceipt& receipt) noexcept {
+void EventIndex::OnFirstToken(const PrefixReceipt& receipt) noexcept {
   const MutexLock lock(mutex_);
   Speculation* speculation = Find(receipt);
   if (speculation != nullptr) speculation->confirmed = true;
@@ -227,7 +227,7 @@ void RunForest::OnFirstToken(const PrefixReceipt& receipt) noexcept {
 
 // Aborted before the first token, nothing will be stored. Otherwise the events may be on their way: the deadline
 // stands.
-void RunForest::OnReleased(PrefixReceipt& receipt, bool aborted) noexcept {
+void EventIndex::OnReleased(PrefixReceipt& receipt, bool aborted) noexcept {
   const PrefixReceipt was = std::exchange(receipt, {});
   if (was.serial == 0) return;
   const MutexLock lock(mutex_);
@@ -236,7 +236,7 @@ void RunForest::OnReleased(PrefixReceipt& receipt, bool aborted) noexcept {
   ExpireSpeculations(options_.clock.Now());
 }
 
-PrefixReceipt RunForest::Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept {
+PrefixReceipt EventIndex::Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept {
   const PrefixReceipt was = std::exchange(from, {});
   const MutexLock lock(mutex_);
   Speculation* speculation = Find(was);
@@ -252,11 +252,6 @@ PrefixReceipt RunForest::Move(PrefixReceipt& from, EndpointId to, const FleetVie
   // After the first token its events may be on their way: the deadline stands.
   if (!speculation->confirmed) Withdraw(*speculation);
   return moved;
-}
-
-void RunForest::CountRefusal() noexcept {
-  const MutexLock lock(mutex_);
-  ++stats_.refused_records;
 }
 
 }  // namespace tokroute::internal
