@@ -3,7 +3,8 @@
 // Private to src/prefix. Nothing here throws or locks; out of memory, by the cap or by the system, is a return value.
 //
 //   MemoryBudget budget(64 << 20);
-//   Arena arena(budget, 60 << 20);
+//   SegmentPool segments(budget, 60 << 20, {});
+//   Arena arena(segments);
 //   std::uint32_t chunk = arena.Allocate(3);   // 3 units of 64 bytes, or kNone.
 //   arena.Free(chunk + 2, 1);                  // Any part of it may go back by itself.
 #ifndef TOKROUTE_SRC_PREFIX_ARENA_H_
@@ -19,8 +20,10 @@
 #include <cstring>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 #include "prefix/shared_word.h"
+#include "tokroute/prefix/index_memory.h"
 
 namespace tokroute::internal {
 
@@ -43,6 +46,79 @@ class MemoryBudget {
 
  private:
   std::int64_t limit_, used_ = 0, peak_ = 0;
+};
+
+// Where arenas get their segments: from the caller's hook or the system, no more than a limit; and from a reserve that is
+// taken and touched at the start and never goes back, so that a steady load meets no page for the first time.
+class SegmentPool {
+ public:
+  static constexpr std::uint32_t kUnitBytes = 64, kSegmentUnits = 1u << 12;
+  // One state byte per unit follows the units: order + 1 where a free chunk begins, else 0.
+  static constexpr std::size_t kSegmentBytes = std::size_t{kSegmentUnits} * kUnitBytes + kSegmentUnits;
+
+  SegmentPool(MemoryBudget& budget, std::int64_t limit, const IndexMemory& memory) noexcept
+      : budget_(budget), limit_(limit / static_cast<std::int64_t>(kSegmentBytes)), memory_(memory) {}
+  ~SegmentPool() {
+    while (kept_ != nullptr) Release(std::exchange(kept_, *reinterpret_cast<std::byte**>(kept_)));
+  }
+  SegmentPool(const SegmentPool&) = delete;
+  SegmentPool& operator=(const SegmentPool&) = delete;
+
+  std::int64_t limit() const noexcept { return limit_; }
+  // Segments that the reserve has now. O(1).
+  std::int64_t kept() const noexcept { return kept_count_; }
+  // False: there is no such memory; what was to be had is kept.
+  bool Reserve(std::int64_t bytes) noexcept {
+    reserve_ = (bytes + static_cast<std::int64_t>(kSegmentBytes) - 1) / static_cast<std::int64_t>(kSegmentBytes);
+    while (kept_count_ < reserve_) {
+      std::byte* segment = Make();
+      if (segment == nullptr) return false;
+      Keep(segment);
+    }
+    return true;
+  }
+  // A segment in which every word has a value; null: no memory.
+  std::byte* Take() noexcept {
+    if (kept_ == nullptr) return Make();
+    --kept_count_;
+    std::byte* segment = std::exchange(kept_, *reinterpret_cast<std::byte**>(kept_));
+    std::memset(segment + std::size_t{kSegmentUnits} * kUnitBytes, 0, kSegmentUnits);
+    return segment;
+  }
+  void Give(std::byte* segment) noexcept { kept_count_ < reserve_ ? Keep(segment) : Release(segment); }
+
+ private:
+  std::byte* Make() noexcept {
+    const auto bytes = static_cast<std::int64_t>(kSegmentBytes);
+    if (made_ == limit_ || !budget_.Take(bytes)) return nullptr;
+    void* memory = memory_.allocate != nullptr
+                       ? memory_.allocate(kSegmentBytes, kUnitBytes, memory_.context)
+                       : ::operator new(kSegmentBytes, std::align_val_t{kUnitBytes}, std::nothrow);
+    if (memory == nullptr) {
+      budget_.Give(bytes);
+      return nullptr;
+    }
+    std::memset(memory, 0, kSegmentBytes);
+    ++made_;
+    return static_cast<std::byte*>(memory);
+  }
+  void Keep(std::byte* segment) noexcept {
+    *reinterpret_cast<std::byte**>(segment) = kept_;
+    kept_ = segment;
+    ++kept_count_;
+  }
+  void Release(std::byte* segment) noexcept {
+    if (memory_.allocate != nullptr) memory_.release(segment, kSegmentBytes, memory_.context);
+    else ::operator delete(segment, std::align_val_t{kUnitBytes});
+    --made_;
+    budget_.Give(static_cast<std::int64_t>(kSegmentBytes));
+  }
+
+  MemoryBudget& budget_;
+  const std::int64_t limit_;
+  const IndexMemory memory_;
+  std::int64_t made_ = 0, reserve_ = 0, kept_count_ = 0;
+  std::byte* kept_ = nullptr;  // Each begins with the next one's address.
 };
 
 // A growing array of plain values within a budget.
@@ -120,17 +196,18 @@ class BudgetArray {
 // Readers of a structure that lives here may ask for any handle at any time (Try...); what they find is theirs to check.
 class Arena {
  public:
-  static constexpr std::uint32_t kUnitBytes = 64, kOrders = 13, kSegmentUnits = 1u << (kOrders - 1);
+  static constexpr std::uint32_t kUnitBytes = SegmentPool::kUnitBytes, kSegmentUnits = SegmentPool::kSegmentUnits,
+                                 kOrders = 13;
+  static_assert(kSegmentUnits == 1u << (kOrders - 1));
 
   // kShared: other threads read meanwhile. Segments then go back by ReleaseFree and ReleaseSurplus only.
   enum class Use : std::uint8_t { kExclusive, kShared };
 
-  // Takes at most `limit` bytes for segments.
-  Arena(MemoryBudget& budget, std::int64_t limit, Use use = Use::kExclusive) noexcept
-      : budget_(budget),
+  explicit Arena(SegmentPool& pool, Use use = Use::kExclusive) noexcept
+      : pool_(pool),
         shared_(use == Use::kShared),
-        most_segments_(static_cast<std::uint32_t>(std::min<std::int64_t>(
-            limit / static_cast<std::int64_t>(kSegmentBytes), kNone / kSegmentUnits))),  // kNone must not be a handle.
+        most_segments_(static_cast<std::uint32_t>(
+            std::min<std::int64_t>(pool.limit(), kNone / kSegmentUnits))),  // kNone must not be a handle.
         // Address space only, until it is used.
         segments_(static_cast<std::byte**>(std::calloc(std::max(most_segments_, 1u), sizeof(std::byte*)))) {
     std::fill(std::begin(free_), std::end(free_), kNone);
@@ -241,8 +318,6 @@ class Arena {
     std::uint32_t previous, next;
   };
   static constexpr std::uint32_t kSpareSegments = 4;
-  // One state byte per unit follows the units: order + 1 where a free chunk begins, else 0.
-  static constexpr std::size_t kSegmentBytes = std::size_t{kSegmentUnits} * kUnitBytes + kSegmentUnits;
 
   static std::uint32_t LargestPiece(std::uint32_t begin, std::uint32_t end) noexcept {
     const auto aligned = static_cast<std::uint32_t>(std::countr_zero(begin | kSegmentUnits));
@@ -277,17 +352,8 @@ class Arena {
     if (segments_ == nullptr) return false;
     std::uint32_t index = first_hole_;
     while (index < ever_used_ && segments_[index] != nullptr) ++index;
-    const auto bytes = static_cast<std::int64_t>(kSegmentBytes);
-    if (index >= most_segments_ || !budget_.Take(bytes)) return false;
-    void* memory = ::operator new(kSegmentBytes, std::align_val_t{kUnitBytes}, std::nothrow);
-    if (memory == nullptr) {
-      budget_.Give(bytes);
-      return false;
-    }
-    auto* const segment = static_cast<std::byte*>(memory);
-    // All that readers may ask for has a value.
-    if (shared_) std::memset(segment, 0, std::size_t{kSegmentUnits} * kUnitBytes);
-    std::memset(segment + std::size_t{kSegmentUnits} * kUnitBytes, 0, kSegmentUnits);
+    std::byte* const segment = index < most_segments_ ? pool_.Take() : nullptr;
+    if (segment == nullptr) return false;
     std::atomic_ref<std::byte*>(segments_[index]).store(segment, std::memory_order_seq_cst);
     ever_used_ = std::max(ever_used_, index + 1);
     first_hole_ = index + 1;
@@ -303,13 +369,12 @@ class Arena {
   void ReleaseSegment(std::uint32_t index) noexcept {
     std::byte* const segment = segments_[index];
     std::atomic_ref<std::byte*>(segments_[index]).store(nullptr, std::memory_order_seq_cst);
-    ::operator delete(segment, std::align_val_t{kUnitBytes});
+    pool_.Give(segment);
     first_hole_ = std::min(first_hole_, index);
     --live_segments_;
-    budget_.Give(static_cast<std::int64_t>(kSegmentBytes));
   }
 
-  MemoryBudget& budget_;
+  SegmentPool& pool_;
   const bool shared_;
   const std::uint32_t most_segments_;
   std::byte** const segments_;   // most_segments_ of them; null where there is none.

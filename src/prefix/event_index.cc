@@ -502,7 +502,7 @@ std::int64_t EventIndex::Sweep(std::int64_t memberships) noexcept {
   ExpireSpeculations(options_.clock.Now());
   SweepSome(memberships);
   GiveBack();
-  return stats_.pending_sweep;
+  return first_dead_ != kNone ? stats_.pending_sweep : 0;
 }
 
 absl::Status EventIndex::AuditMode(std::int64_t& units) {

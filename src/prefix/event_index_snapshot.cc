@@ -150,12 +150,13 @@ absl::Status EventIndex::SaveTo(const std::function<bool(std::span<const std::by
     }
   }
   const auto failed = [] { return absl::UnavailableError("PrefixIndex::Save: the writer failed"); };
-  for (std::size_t s = 0;; ++s) {
+  for (std::uint32_t s = 0;; ++s) {
     {
       const MutexLock lock(mutex_);
-      if (s >= slabs_.size()) break;
-      for (std::uint32_t at = slabs_[s]; at < slabs_[s] + kRunsPerSlab; ++at) {
-        Run& run = At(at);
+      if (s >= run_slabs_.size()) break;
+      const std::uint32_t slab = run_slabs_.Handle(s);
+      for (std::uint32_t unit = 1; slab != kNone && unit < kSlabUnits; ++unit) {
+        Run& run = At(slab + unit);
         if (run.length == 0) continue;
         std::vector<const Holder*> kept;
         for (const Holder& holder : HoldersOf(run)) {

@@ -2,7 +2,7 @@
 //
 // Private to src/prefix. A slot has 32 bits of run, 12 of offset and 20 of the key's hash; the key itself lies in its
 // run, and whoever looks up says whether a place is the right one, so a foreign run is looked at once in some hundred
-// probes. Sharded extendible hashing: 4,096 shards, each a table of 8 to 256 slots or a directory of such tables, which
+// probes. Sharded extendible hashing: each of up to 4,096 shards is a table of 8 to 256 slots or a directory of such tables, which
 // grow by a half or a third, split and shrink one at a time, from what their slots say: the longest pause is the split
 // of 256 slots, whatever the size. Tables live in the arena, so the memory cap covers them.
 //
@@ -29,12 +29,16 @@ struct Place {
 class PlaceTable {
  public:
   static constexpr std::uint32_t kMostOffset = (1u << 12) - 1;
+  static constexpr int kMostShardBits = 12;
 
   // `secret` keeps strangers from choosing keys that collide here.
-  PlaceTable(Arena& arena, std::uint64_t secret) noexcept
+  // 2^shard_bits shards, 1 .. 12: each that is ever used keeps 64 bytes.
+  PlaceTable(Arena& arena, std::uint64_t secret, int shard_bits = kMostShardBits) noexcept
       : arena_(arena),
         secret_(secret ^ 0xA0761D6478BD642Fu),
-        shards_(static_cast<std::uint64_t*>(std::calloc(kShards, sizeof(std::uint64_t))), &std::free) {}
+        shard_bits_(shard_bits),
+        shards_(static_cast<std::uint64_t*>(std::calloc(std::size_t{1} << shard_bits, sizeof(std::uint64_t))),
+                &std::free) {}
   PlaceTable(const PlaceTable&) = delete;
   PlaceTable& operator=(const PlaceTable&) = delete;
 
@@ -122,7 +126,7 @@ class PlaceTable {
 
   // Gives everything back to the arena.
   void Reset() noexcept {
-    for (std::uint32_t shard = 0; shards_ != nullptr && shard < kShards; ++shard) {
+    for (std::uint32_t shard = 0; shard < ShardCount(); ++shard) {
       const std::uint64_t word = shards_.get()[shard];
       if (word == 0) continue;
       ForEachTable(word, [&](const Table& table) { arena_.Free(table.chunk, UnitsOf(table)); });
@@ -135,7 +139,7 @@ class PlaceTable {
   // F(place); no order that may reach a result.
   template <class F>
   void ForEach(F&& f) const {
-    for (std::uint32_t shard = 0; shards_ != nullptr && shard < kShards; ++shard) {
+    for (std::uint32_t shard = 0; shard < ShardCount(); ++shard) {
       ForEachTable(shards_.get()[shard], [&](const Table& table) {
         const std::uint64_t* slots = SlotsOf(table);
         for (std::uint32_t i = 0; i < table.slots(); ++i) {
@@ -147,7 +151,7 @@ class PlaceTable {
   // Arena units in use. O(shards); for audits.
   std::int64_t units() const noexcept {
     std::int64_t units = 0;
-    for (std::uint32_t shard = 0; shards_ != nullptr && shard < kShards; ++shard) {
+    for (std::uint32_t shard = 0; shard < ShardCount(); ++shard) {
       const std::uint64_t word = shards_.get()[shard];
       ForEachTable(word, [&](const Table& table) { units += UnitsOf(table); });
       if ((word & kIsDirectory) != 0) units += UnitsOf(DirectoryOf(word));
@@ -156,7 +160,6 @@ class PlaceTable {
   }
 
  private:
-  static constexpr std::uint32_t kShardBits = 12, kShards = 1u << kShardBits;
   static constexpr std::uint32_t kPrintBits = 20, kOffsetBits = 12;
   // A table's size by its number: close enough to each other that no more than half of a table is empty after growth.
   static constexpr std::array<std::uint16_t, 11> kSlots{0, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
@@ -213,9 +216,10 @@ class PlaceTable {
     return {static_cast<std::uint32_t>(slot >> 32),
             static_cast<std::uint32_t>(slot >> kPrintBits) & ((1u << kOffsetBits) - 1)};
   }
-  static std::uint32_t ShardOf(std::uint64_t hash) noexcept {
-    return static_cast<std::uint32_t>(hash >> (64 - kShardBits));
+  std::uint32_t ShardOf(std::uint64_t hash) const noexcept {
+    return static_cast<std::uint32_t>(hash >> (64 - shard_bits_));
   }
+  std::uint32_t ShardCount() const noexcept { return shards_ != nullptr ? 1u << shard_bits_ : 0; }
   static std::uint32_t EntryOf(std::uint64_t hash, std::uint32_t depth) noexcept {
     return static_cast<std::uint32_t>(hash) >> kHomeBits & ((1u << depth) - 1);
   }
@@ -334,7 +338,8 @@ class PlaceTable {
 
   Arena& arena_;
   const std::uint64_t secret_;
-  const std::unique_ptr<std::uint64_t, void (*)(void*)> shards_;  // kShards words.
+  const int shard_bits_;
+  const std::unique_ptr<std::uint64_t, void (*)(void*)> shards_;
   std::int64_t size_ = 0;
 };
 

@@ -17,6 +17,12 @@
 
 namespace tokroute::internal {
 
+// Of an index's memory, what goes into segments; the rest is for owners, receipts and the table's shards, which must be
+// able to grow when those are full.
+constexpr std::int64_t SegmentLimit(std::int64_t max_bytes) noexcept {
+  return max_bytes - (max_bytes / 16 > 1 << 20 ? max_bytes / 16 : 1 << 20);
+}
+
 inline constexpr std::int64_t kMostCapacityTokens = std::int64_t{1} << 40;
 
 // As PrefixIndex says of each. Bad options and keys made with other options do not get here. What only one mode has, the
@@ -48,6 +54,8 @@ class PrefixEngine {
   virtual void OnReleased(PrefixReceipt& receipt, bool aborted) noexcept = 0;
   virtual PrefixReceipt Move(PrefixReceipt& from, EndpointId to, const FleetView* alive) noexcept = 0;
   virtual void CountRefusal() noexcept = 0;
+  // Once, at the start. False: no memory.
+  virtual bool Reserve(std::int64_t bytes) noexcept = 0;
   // Approximate mode only: in exact mode the engine keeps to its own capacity.
   virtual absl::Status SetCapacity(EndpointId, std::int64_t) { return absl::OkStatus(); }
 

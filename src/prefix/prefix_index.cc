@@ -76,8 +76,19 @@ absl::StatusOr<std::shared_ptr<PrefixIndex>> PrefixIndex::Create(const PrefixInd
   if (options.max_bytes < kLeastBytes || options.max_bytes > kMostBytes) {
     return OutOfRange("max_bytes", options.max_bytes, kLeastBytes, kMostBytes);
   }
-  return std::shared_ptr<PrefixIndex>(new PrefixIndex(
-      options, options.mode == IndexMode::kExact ? internal::MakeEventIndex(options) : internal::MakeHistoryIndex(options)));
+  const std::int64_t most_reserve = internal::SegmentLimit(options.max_bytes);
+  if (options.reserve_bytes < 0 || options.reserve_bytes > most_reserve) {
+    return OutOfRange("reserve_bytes", options.reserve_bytes, 0, most_reserve);
+  }
+  if ((options.memory.allocate == nullptr) != (options.memory.release == nullptr)) {
+    return absl::InvalidArgumentError("PrefixIndexOptions.memory: want both allocate and release, or neither");
+  }
+  auto engine = options.mode == IndexMode::kExact ? internal::MakeEventIndex(options) : internal::MakeHistoryIndex(options);
+  if (!engine->Reserve(options.reserve_bytes)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("PrefixIndexOptions.reserve_bytes: no memory for ", options.reserve_bytes, " bytes"));
+  }
+  return std::shared_ptr<PrefixIndex>(new PrefixIndex(options, std::move(engine)));
 }
 
 PrefixIndex::PrefixIndex(const PrefixIndexOptions& options, std::unique_ptr<internal::PrefixEngine> engine) noexcept

@@ -13,10 +13,7 @@ namespace {
 
 constexpr std::uint32_t kKeysPerUnit = Arena::kUnitBytes / sizeof(BlockKey);
 
-std::int64_t ArenaLimit(std::int64_t max_bytes) noexcept {
-  // The rest is for owners, slots, receipts and the table's shards, which must be able to grow when the arena is full.
-  return max_bytes - std::max(max_bytes / 16, std::int64_t{1} << 20);
-}
+constexpr int kFewShardBits = 8;  // Of a table that knows of few keys.
 
 }  // namespace
 
@@ -25,8 +22,10 @@ RunForest::RunForest(const PrefixIndexOptions& options, const Weights& weights, 
       weights_(weights),
       stride_(stride),
       budget_(options.max_bytes),
-      arena_(budget_, ArenaLimit(options.max_bytes), Arena::Use::kShared),
-      table_(arena_, options.key_seed),
+      segments_(budget_, SegmentLimit(options.max_bytes), options.memory),
+      arena_(segments_, Arena::Use::kShared),
+      table_arena_(segments_, Arena::Use::kShared),
+      table_(table_arena_, options.key_seed, stride == 1 ? PlaceTable::kMostShardBits : kFewShardBits),
       // Address space only, until it is used.
       owners_(static_cast<Owner*>(std::calloc(kMostOwners, sizeof(Owner))), &std::free),
       slots_memory_(static_cast<Slot*>(std::calloc(kMaxEndpoints, sizeof(Slot))), &std::free),
@@ -34,24 +33,18 @@ RunForest::RunForest(const PrefixIndexOptions& options, const Weights& weights, 
 
 // ---- Runs ----
 
-// An empty run; kNone: no memory. Records are never used for anything but runs, so that versions mean something.
+// An empty run; kNone: no memory. As long as somebody may be reading, its memory is used for runs only, so that versions
+// mean something.
 std::uint32_t RunForest::NewRun(BlockKey parent_key, Place parent) noexcept {
-  if (free_run_ == kNone) {
-    TOKROUTE_TRY { if (slabs_.size() == slabs_.capacity()) slabs_.reserve(2 * slabs_.size() + 16); }
-    TOKROUTE_NO_MEMORY { return kNone; }
-    const std::uint32_t slab = arena_.Allocate(kRunsPerSlab);
-    if (slab == kNone) return kNone;
-    for (std::uint32_t i = kRunsPerSlab; i-- > 0;) {
-      Run empty;
-      empty.parent = free_run_;
-      StoreRecord(At(slab + i), empty);
-      free_run_ = slab + i;
-    }
-    slabs_.push_back(slab);
+  const SlabSet::Spot spot = run_slabs_.New(arena_);
+  if (spot.slab == kNone) return kNone;
+  const std::uint32_t slab = run_slabs_.Handle(spot.slab);
+  if (spot.first) {
+    Store(*arena_.At<std::uint32_t>(slab), spot.slab);
+    for (std::uint32_t i = 1; i < kSlabUnits; ++i) StoreRecord(At(slab + i), Run{});
   }
-  const std::uint32_t at = free_run_;
+  const std::uint32_t at = slab + 1 + spot.item;
   Run& run = At(at);
-  free_run_ = run.parent;
   const Writing writing(run);
   Store(run.parent_key, parent_key);
   Store(run.parent, parent.run);
@@ -70,8 +63,8 @@ void RunForest::FreeRun(std::uint32_t at) noexcept {
   Store(run.keys, kNone);
   Store(run.key_units, 0);
   Store(run.shape, run.shape + 1);
-  Store(run.parent, free_run_);
-  free_run_ = at;
+  const std::uint32_t slab = at / kSlabUnits * kSlabUnits;
+  run_slabs_.Free({*arena_.At<std::uint32_t>(slab), at - slab - 1});
   --stats_.runs;
 }
 
@@ -266,7 +259,7 @@ std::uint32_t RunForest::Admit(EndpointId id, bool make_owner) noexcept {
   made.queued = false;
   made.lists = {};
   for (std::int64_t& held : made.held) Store(held, 0);
-  made.memberships = made.orphans = 0;
+  made.memberships = made.orphans = made.stretches = 0;
   made.life = ++last_life_;
   made.last = {};
   Store(made.alive, 1);
@@ -327,19 +320,22 @@ void RunForest::SweepSome(std::int64_t memberships) noexcept {
 
 // Memory that is not needed any more goes back to the system, unless somebody might be reading it.
 void RunForest::GiveBack() noexcept {
-  const bool empty = stats_.runs == 0 && (!slabs_.empty() || arena_.used_units() > 0);
-  if ((!empty && !arena_.HasSurplus()) || !gate_.Quiet()) return;
-  if (empty) {
-    table_.Reset();
-    OnEmptied();
-    for (std::uint32_t slab : slabs_) arena_.Free(slab, kRunsPerSlab);
-    slabs_.clear();
-    free_run_ = kNone;
-    for (std::uint32_t i = 0; i < owner_count_; ++i) OwnerAt(i).last = {};
-    arena_.ReleaseFree(1);  // One stays, so that a lone event does not go to the system each time.
-  } else {
-    arena_.ReleaseSurplus();
+  const bool empty = stats_.runs == 0 && (arena_.used_units() > 0 || table_arena_.segments() > 0);
+  const bool slabs = run_slabs_.HasSurplus() || HasEmptySlabs();
+  if ((!empty && !slabs && !arena_.HasSurplus() && !table_arena_.HasSurplus()) || !gate_.Quiet()) return;
+  if (empty) table_.Reset();
+  if (empty || slabs) {
+    run_slabs_.ReleaseEmpty(arena_);
+    ReleaseEmptySlabs();
   }
+  if (!empty) {
+    arena_.ReleaseSurplus();
+    table_arena_.ReleaseSurplus();
+    return;
+  }
+  for (std::uint32_t i = 0; i < owner_count_; ++i) OwnerAt(i).last = {};
+  table_arena_.ReleaseFree(0);
+  arena_.ReleaseFree(1);  // One stays, so that a lone event does not go to the system each time.
 }
 
 // The endpoint is the living occupant of its slot, as far as the index was told.
@@ -355,11 +351,18 @@ void RunForest::CountRefusal() noexcept {
   ++stats_.refused_records;
 }
 
+bool RunForest::Reserve(std::int64_t bytes) noexcept {
+  const Section section(*this);
+  return segments_.Reserve(bytes);
+}
+
 void RunForest::ClearEndpoint(EndpointId id) noexcept {
   const Section section(*this);
-  const std::uint32_t owner = Admit(id, false);
-  if (owner != kNone) Retire(owner);
-  if (Knows(id)) OnCleared(slots_[id.slot]);
+  if (Knows(id)) {
+    Slot& slot = slots_[id.slot];
+    if (slot.owner_or_0 != 0) Retire(slot.owner_or_0 - 1);
+    OnCleared(slot);
+  }
   SweepSome(kSweepStep);
   GiveBack();
 }
@@ -386,7 +389,7 @@ std::int64_t RunForest::Sweep(std::int64_t memberships) noexcept {
   const Section section(*this);
   SweepSome(memberships);
   GiveBack();
-  return stats_.pending_sweep;
+  return first_dead_ != kNone ? stats_.pending_sweep : 0;
 }
 
 std::int64_t RunForest::HeldBlocks(EndpointId id) noexcept {
@@ -430,7 +433,7 @@ absl::Status RunForest::Audit() {
   if (entries != table_.size() || std::ssize(runs) != stats_.runs) {
     return Unsound("table has ", entries, " keys of ", runs.size(), " runs, counted ", stats_.runs);
   }
-  std::int64_t units = table_.units() + std::int64_t{kRunsPerSlab} * std::ssize(slabs_), pairs = 0, memberships = 0;
+  std::int64_t units = run_slabs_.units(), pairs = 0, memberships = 0;
   for (const auto& [at, found] : runs) {
     Run& run = At(at);
     std::uint32_t indexed = 0;
@@ -476,6 +479,7 @@ absl::Status RunForest::Audit() {
   if (living != stats_.endpoints) return Unsound("counted ", living, " endpoints");
   if (const absl::Status mode = AuditMode(units); !mode.ok()) return mode;
   if (arena_.used_units() != units) return Unsound("arena has ", arena_.used_units(), " units in use, found ", units);
+  if (table_arena_.used_units() != table_.units()) return Unsound("table has ", table_.units(), " units");
   if (arena_.CountFreeUnits() + units != std::int64_t{arena_.segments()} * Arena::kSegmentUnits) {
     return Unsound("arena's free lists are short");
   }

@@ -32,6 +32,7 @@
 #include "prefix/place_table.h"
 #include "prefix/prefix_engine.h"
 #include "prefix/shared_word.h"
+#include "prefix/slab_set.h"
 #include "tokroute/internal/mutex.h"
 #include "tokroute/prefix/kv_event.h"
 #include "tokroute/prefix/prefix_index.h"
@@ -49,6 +50,7 @@ class RunForest : public PrefixEngine {
   std::int64_t HeldBlocks(EndpointId id) noexcept override;
   std::int64_t DeviceBlocks(EndpointId id) const noexcept override;
   void CountRefusal() noexcept override;
+  bool Reserve(std::int64_t bytes) noexcept override;
   PrefixIndexStats Stats() noexcept override;
   absl::Status Audit() override;
 
@@ -104,6 +106,8 @@ class RunForest : public PrefixEngine {
     static constexpr std::uint16_t kUnfilled = 2;  // Its keys are still being copied (approximate mode).
   };
   static_assert(sizeof(Run) == Arena::kUnitBytes);
+  // Runs lie in slabs, aligned to their size, whose first unit says the slab's number.
+  static constexpr std::uint32_t kSlabUnits = 64;
 
   struct List {
     std::uint32_t oldest = kNone, newest = kNone;
@@ -115,7 +119,9 @@ class RunForest : public PrefixEngine {
     std::uint32_t next = kNone;           // In the queue of the dead, or the free list.
     std::array<List, kTiers> lists;       // Approximate mode: the first is the order of use.
     std::array<std::int64_t, kTiers> held = {};  // Read by readers.
-    std::int64_t memberships = 0, orphans = 0;
+    std::int64_t memberships = 0;
+    std::int64_t orphans = 0;  // Exact mode: blocks.
+    std::int64_t stretches = 0;  // Approximate mode.
     std::uint64_t life = 0;  // Tells this owner from others that had the record before.
     Place last = {};         // Of the block it stored last: the next event goes on there, mostly.
     bool queued = false;     // Among the dead to be swept.
@@ -200,7 +206,7 @@ class RunForest : public PrefixEngine {
   bool Steadily(std::uint32_t run, Look&& look, std::uint32_t* seen) const noexcept;
   const BlockKey* TryKeys(const Run& run, std::uint32_t length) const noexcept;
   std::uint32_t Agreeing(const BlockKey* own, std::span<const BlockKey> mine) const noexcept;
-  bool StepDown(PromptKeys& keys, std::uint32_t depth, Step& step) const noexcept;
+  bool StepDown(PromptKeys& keys, std::uint32_t depth, Place last, Step& step) const noexcept;
   std::uint32_t SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
                            std::vector<std::uint32_t>& path) const noexcept;
   bool WalkUp(std::span<const BlockKey> keys, std::uint32_t depth, std::uint32_t& end, Place at, std::uint32_t version,
@@ -243,7 +249,9 @@ class RunForest : public PrefixEngine {
   void QueueDead(std::uint32_t owner) noexcept TOKROUTE_REQUIRES(mutex_);
   void SweepSome(std::int64_t memberships) noexcept TOKROUTE_REQUIRES(mutex_);
   void GiveBack() noexcept TOKROUTE_REQUIRES(mutex_);
-  virtual void OnEmptied() noexcept TOKROUTE_REQUIRES(mutex_) {}  // No run is left: give the arena what it lent.
+  // Nobody is reading: empty slabs may go back to the arena.
+  virtual bool HasEmptySlabs() const noexcept TOKROUTE_REQUIRES(mutex_) { return false; }
+  virtual void ReleaseEmptySlabs() noexcept TOKROUTE_REQUIRES(mutex_) {}
 
   const PrefixIndexOptions options_;
   const Weights weights_;
@@ -251,7 +259,10 @@ class RunForest : public PrefixEngine {
   mutable Mutex mutex_;
   mutable ReaderGate gate_;
   MemoryBudget budget_ TOKROUTE_GUARDED_BY(mutex_);
-  Arena arena_;  // Written under the lock, read by anybody as shared_word.h says; so are the next two.
+  SegmentPool segments_ TOKROUTE_GUARDED_BY(mutex_);
+  // Written under the lock, read by anybody as shared_word.h says; so are the next two. The table has an arena of its own,
+  // since its pieces outlive what they name and would keep segments from becoming free.
+  Arena arena_, table_arena_;
   PlaceTable table_;
   const std::unique_ptr<Owner, void (*)(void*)> owners_;  // kMostOwners of them.
   std::uint64_t last_life_ TOKROUTE_GUARDED_BY(mutex_) = 0;
@@ -261,9 +272,8 @@ class RunForest : public PrefixEngine {
   Slot* const slots_;
   std::atomic<bool> any_dead_{false};  // Some holders may be dead owners, not swept yet.
   std::uint32_t dead_owners_ TOKROUTE_GUARDED_BY(mutex_) = 0;
-  static constexpr std::uint32_t kRunsPerSlab = 64;
-  std::vector<std::uint32_t> slabs_ TOKROUTE_GUARDED_BY(mutex_);
-  std::uint32_t free_run_ TOKROUTE_GUARDED_BY(mutex_) = kNone, free_owner_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
+  SlabSet run_slabs_ TOKROUTE_GUARDED_BY(mutex_){kSlabUnits, kSlabUnits - 1};
+  std::uint32_t free_owner_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   std::uint32_t first_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone, last_dead_ TOKROUTE_GUARDED_BY(mutex_) = kNone;
   PrefixIndexStats stats_ TOKROUTE_GUARDED_BY(mutex_);
 };

@@ -64,8 +64,9 @@ std::uint32_t RunForest::Agreeing(const BlockKey* own, std::span<const BlockKey>
   return agrees;
 }
 
-// The run that goes on at `depth`, and how much of it the prompt has. Hashes as far as that run goes.
-bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Step& step) const noexcept {
+// The run that goes on at `depth`, behind the prompt's `last` block so far, and how much of it the prompt has. Hashes as far
+// as that run goes.
+bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Place last, Step& step) const noexcept {
   const auto count = static_cast<std::uint32_t>(prompt.block_count());
   const BlockKey first = prompt.Ensure(depth + 1)[depth];
   std::uint32_t version = 0;
@@ -78,6 +79,8 @@ bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Step& step) co
           const std::uint32_t length = Load(run.length), whole = std::min(length, count - depth);
           const BlockKey* keys = TryKeys(run, length);
           if (length == 0 || keys == nullptr) return false;
+          // Parents are sure where they outlive their children: keys that are no chain then lead nowhere twice.
+          if (stride_ > 1 && (Load(run.parent) != last.run || Load(run.parent_offset) != last.offset)) return false;
           step = {candidate.run, depth, Agreeing(keys, prompt.Ensure(depth + whole).subspan(depth)), 0};
           return step.matched > 0;
         },
@@ -102,8 +105,10 @@ void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out,
         if (stride_ == 1) break;  // The block behind is nowhere.
         if (depth >= count) break;
       }
+      Place last;
+      if (!path.empty()) last = {path[path.size() - kStepWords], path[path.size() - kStepWords + 2] - 1};
       Step step;
-      if (!StepDown(prompt, depth, step)) break;
+      if (!StepDown(prompt, depth, last, step)) break;
       path.insert(path.end(), {step.run, step.start, step.matched, step.version});
       depth += step.matched;
     }

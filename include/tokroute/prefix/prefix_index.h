@@ -31,6 +31,7 @@
 #include "tokroute/fleet_view.h"
 #include "tokroute/fwd.h"
 #include "tokroute/prefix/block_key.h"
+#include "tokroute/prefix/index_memory.h"
 #include "tokroute/prefix/kv_event.h"
 
 namespace tokroute::internal {
@@ -69,6 +70,10 @@ struct PrefixIndexOptions {
   // The most memory the index ever asks for, its tables included. Unit: bytes. 4 MiB .. 128 GiB. A record that does not
   // fit evicts its own endpoint's oldest blocks, then is shortened; an event that does not fit is refused and counted.
   std::int64_t max_bytes = std::int64_t{4} << 30;
+  // Memory that is taken and touched at the start and kept, so that no later call meets a page for the first time.
+  // Unit: bytes. 0 .. 15/16 of max_bytes, less 1 MiB.
+  std::int64_t reserve_bytes = 0;
+  IndexMemory memory = {};  // See there.
 };
 
 // Returned by Record, given back to OnReleased once. A small handle: the state is in the index, so copies, doubled,
