@@ -110,7 +110,7 @@ TEST_F(EngineKeysTest, R72TokensMakeOurKeysWhateverTheEngineCallsThem) {
   EXPECT_EQ(Matched(kA, prompt_), 50);
 }
 
-TEST_F(EngineKeysTest, BothSchemesChainAsPromptsDo) {
+TEST_F(EngineKeysTest, R66R69BothSchemesChainAsPromptsDo) {
   for (const KeyScheme scheme : {KeyScheme::kXxh3, KeyScheme::kXxh64Chain}) {
     for (const std::int32_t block_size : {16, 48, 128}) {
       IndexUser user({.mode = IndexMode::kExact,
@@ -145,7 +145,6 @@ TEST_F(EngineKeysTest, BothSchemesChainAsPromptsDo) {
 }
 
 TEST_F(EngineKeysTest, R65R67NamespacesStayApart) {
-  const Prompt other(1, 50);
   EngineBlocks salted = prompt_.Event();
   salted.cache_salt = "s1";
   EXPECT_EQ(keys_->Stored(kDeviceA, shared_, salted), KvResult::kApplied);
