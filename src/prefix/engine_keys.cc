@@ -894,7 +894,9 @@ absl::Status EngineKeys::State::Audit() {
       good &= table.map.Find(name) == key;
       ++size;
     });
-    if (!good || size != table.map.size()) return fail("table ", i, " has ", size, " names, counted ", table.map.size());
+    if (!good || size != table.map.size()) {
+      return fail("table ", i, " has ", size, " names, counted ", table.map.size());
+    }
     names += size;
     units += table.map.units();
   }

@@ -46,8 +46,8 @@ inline constexpr std::size_t kMaxHashDomains = 256;  // With a name.
 
 // The blocks of one store event, in prefix order. Views: they need to live just for the call.
 struct EngineBlocks {
-  std::optional<EngineKey> parent = {};            // Of the first block; none: it begins a prompt.
-  std::span<const EngineKey> engine_keys = {};     // All different, and the parent not among them.
+  std::optional<EngineKey> parent = {};         // Of the first block; none: it begins a prompt.
+  std::span<const EngineKey> engine_keys = {};  // All different, and the parent not among them.
   // Of an engine's block. Unit: tokens. 0: the index's. Two to 256 of the index's in one: each engine block then stands
   // for so many blocks, which come and go together and have a name (of the 20 to 25 bytes) each. Anything else is
   // refused (kBlockSize), smaller blocks too, whose parts nobody would put together: let the index's block size divide
@@ -104,10 +104,11 @@ struct EngineKeysStats {
 //     wants a resync.
 //   * A key that already stands for another block is a conflict: the first stays, the event's rest is left out. Not
 //     when nobody holds the first any more.
-//   * No name outlives its block for long: it goes with the last removal; where blocks vanish otherwise (an endpoint
-//     removed, an orphan expired), each event also looks at some names, one for every four of its blocks, and up to
-//     sixteen for each when it finds many that are gone, never more than 256 an event. Sweep does it at once. An
-//     endpoint's own domain goes as a whole when it holds nothing. Once the index is empty the memory is back.
+//   * No name outlives its block for long: it goes when the last holder, of whatever domain, removes the block. Where
+//     blocks vanish otherwise (an endpoint removed, an orphan expired), each event also looks at some names: one for
+//     every four of its blocks, up to sixteen for each when it finds many that are gone, never more than 256 an event
+//     (and 1,024 at the cap). Sweep does it at once. An endpoint's own domain goes as a whole when it holds nothing.
+//     Once the index is empty the memory is back.
 //
 // Threads: any call from any thread. Events of one endpoint must come one after the other, as engines send them. One
 // lock of its own, taken before the index's and held over the index's part of an event, so that a name and its block
@@ -137,7 +138,9 @@ class EngineKeys {
   KvResult Stored(const KvSource& source, HashDomain domain, const EngineBlocks& blocks) noexcept;
 
   // `source` has let go of these blocks, in whatever order. Blocks kept for want of their parent are among those that
-  // can be removed; of two copies of a block the kept one goes first. kMalformed: an unknown domain or tier. O(keys).
+  // can be removed; of two copies of a block the kept one goes first. An engine's block of several of the index's that
+  // the source did not hold takes from it what it begins alike with one that it does (under-credit; engines remove what
+  // they hold). kMalformed: an unknown domain or tier. O(keys).
   KvResult Removed(const KvSource& source, HashDomain domain, std::span<const EngineKey> engine_keys) noexcept;
 
   // As PrefixIndex's, which they call; and what is kept of the endpoint goes with its cache.
@@ -146,8 +149,8 @@ class EngineKeys {
   void RemoveEndpoint(EndpointId endpoint) noexcept;
 
   // Looks at the next `slots` places for a name (a quarter of them are empty) for those whose block is gone, and at what
-  // is kept for what is too old. As many as there are, or more: at all of them, until none is left. Returns how many
-  // names went. Does not sweep the index, whose removed endpoints' blocks are there until it is swept.
+  // is kept for what is too old. As many as there are, or more: at all, until none is left. Returns how many names
+  // went. Does not sweep the index.
   std::int64_t Sweep(std::int64_t slots) noexcept;
 
   EngineKeysStats Stats() const noexcept;  // O(1).

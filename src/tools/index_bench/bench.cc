@@ -297,7 +297,8 @@ absl::StatusOr<Report> BenchPinned(const OperationStream& stream, const BenchOpt
   report.MustExercise("holes", verified.exercised.holes);
   report.MustExercise("evicted_middles", verified.exercised.evicted_middles);
   report.MustExercise("duplicates", verified.exercised.duplicates);
-  report.Limit({"bytes per holder-block", timed.checkpoints.front().BytesPerHolderBlock(), options.engine_keys ? 24.0 : 18.0});
+  report.Limit({"bytes per holder-block", timed.checkpoints.front().BytesPerHolderBlock(),
+                options.engine_keys ? 24.0 : 18.0});
   AddAllocations(timed, report);
   AddBackToBase(verified, report);
   return report;
