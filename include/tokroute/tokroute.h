@@ -18,6 +18,7 @@
 #include "tokroute/policies.h"
 #include "tokroute/policy.h"
 #include "tokroute/picker/weighted_random_picker.h"
+#include "tokroute/prefix/engine_keys.h"
 #include "tokroute/prefix/event_driven_prefix.h"
 #include "tokroute/request.h"
 #include "tokroute/router.h"

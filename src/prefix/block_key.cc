@@ -16,6 +16,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "prefix/block_hash.h"
+
 namespace tokroute {
 inline namespace v0 {
 namespace {
@@ -171,6 +173,14 @@ std::int64_t EndOf(const MediaSpan& span) noexcept {
   return span.first_token + span.token_count;
 }
 
+// The hash of a block that begins at `start` and that the span overlaps.
+std::uint64_t MixSpan(std::uint64_t hash, const MediaSpan& span, std::int64_t start) noexcept {
+  // Unsigned, so that a span from far before the block wraps instead of overflowing.
+  const std::uint64_t offset = static_cast<std::uint64_t>(span.first_token) - static_cast<std::uint64_t>(start);
+  const std::uint64_t media = Fold(span.content_hash ^ kMediaMask, offset ^ kOffsetMask);
+  return Fold(hash ^ kMediaMask, media ^ kOffsetMask);
+}
+
 }  // namespace
 
 void PromptKeys::Reset(const KeyOptions& options, const Request& request) noexcept {
@@ -206,12 +216,7 @@ void PromptKeys::Reset(const KeyOptions& options, const Request& request) noexce
     if (span.token_count > 0 && EndOf(span) > 0) media_.push_back(span);
   }
   if (media_.empty()) return;
-  // By position, so that the order in which a gateway lists its pictures makes no difference.
-  std::sort(media_.begin(), media_.end(), [](const MediaSpan& a, const MediaSpan& b) {
-    if (a.first_token != b.first_token) return a.first_token < b.first_token;
-    if (a.token_count != b.token_count) return a.token_count < b.token_count;
-    return a.content_hash < b.content_hash;
-  });
+  internal::SortMedia(media_);
   open_.reserve(media_.size());
 }
 
@@ -268,10 +273,7 @@ void PromptKeys::HashRun(std::int64_t blocks) noexcept {
 std::uint64_t PromptKeys::MixMedia(std::uint64_t hash) noexcept {
   const std::int64_t start = ready_ * options_.block_size;
   for (const std::uint32_t i : open_) {
-    // Unsigned, so that a span from far before the block wraps instead of overflowing.
-    const std::uint64_t offset = static_cast<std::uint64_t>(media_[i].first_token) - static_cast<std::uint64_t>(start);
-    const std::uint64_t media = Fold(media_[i].content_hash ^ kMediaMask, offset ^ kOffsetMask);
-    hash = Fold(hash ^ kMediaMask, media ^ kOffsetMask);
+    hash = MixSpan(hash, media_[i], start);
   }
   return hash;
 }
@@ -302,3 +304,45 @@ std::vector<std::uint64_t> ReferenceBlockHashes(const Request& request, std::int
 
 }  // namespace v0
 }  // namespace tokroute
+
+namespace tokroute::internal {
+
+// By position, so that the order in which a gateway lists its pictures makes no difference.
+void SortMedia(std::span<MediaSpan> media) noexcept {
+  std::sort(media.begin(), media.end(), [](const MediaSpan& a, const MediaSpan& b) {
+    if (a.first_token != b.first_token) return a.first_token < b.first_token;
+    if (a.token_count != b.token_count) return a.token_count < b.token_count;
+    return a.content_hash < b.content_hash;
+  });
+}
+
+std::uint64_t RootOf(const KeyOptions& options, const Request& request) noexcept { return Root(options, request); }
+
+BlockKey LinkBlock(KeyScheme scheme, std::uint64_t content, std::uint64_t parent) noexcept {
+  if (scheme == KeyScheme::kXxh3) return Link(content, parent);
+  const std::uint64_t key = LinkXxh64(content, parent);
+  return key != 0 ? key : 1;
+}
+
+void HashContents(const KeyOptions& options, std::span<const TokenId> tokens, std::span<const MediaSpan> media,
+                  std::span<std::uint64_t> out) noexcept {
+  const auto count = static_cast<std::size_t>(options.block_size);
+  const bool xxh3 = options.scheme == KeyScheme::kXxh3;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const TokenId* block = tokens.data() + i * count;
+    out[i] = xxh3 ? HashXxh3(block, count) : HashXxh64(block, count);
+  }
+  // Span by span, so that each block takes them in by their order, as PromptKeys does block by block.
+  const std::int64_t block_size = options.block_size, blocks = std::ssize(out);
+  for (const MediaSpan& span : media) {
+    if (span.token_count <= 0 || EndOf(span) <= 0) continue;
+    const std::int64_t first = std::max<std::int64_t>(span.first_token, 0) / block_size;
+    const std::int64_t last = std::min((EndOf(span) - 1) / block_size, blocks - 1);
+    for (std::int64_t i = first; i <= last; ++i) {
+      std::uint64_t& hash = out[static_cast<std::size_t>(i)];
+      hash = MixSpan(hash, span, i * block_size);
+    }
+  }
+}
+
+}  // namespace tokroute::internal

@@ -33,6 +33,8 @@ class EventIndex final : public RunForest {
   KvResult Removed(const KvSource& source, std::span<const BlockKey> keys) noexcept override;
   KvSequence Sequence(EndpointId id, std::uint64_t number) noexcept override;
   bool WantsResync(EndpointId id) noexcept override;
+  void MarkResync(EndpointId id) noexcept override;
+  void LookAt(std::span<const BlockKey> keys, EndpointId by, std::span<SeenBlock> out) noexcept override;
   absl::Status SaveTo(const std::function<bool(std::span<const std::byte>)>& write) override;
   absl::Status LoadFrom(const std::function<std::size_t(std::span<std::byte>)>& read,
                         const std::function<EndpointId(EndpointId)>& endpoint_of) override;

@@ -25,6 +25,12 @@ constexpr std::int64_t SegmentLimit(std::int64_t max_bytes) noexcept {
 
 inline constexpr std::int64_t kMostCapacityTokens = std::int64_t{1} << 40;
 
+// What an index knows of a block.
+struct SeenBlock {
+  bool here = false;
+  BlockKey parent = 0;  // 0: it begins prompts, or the index does not have it.
+};
+
 // As PrefixIndex says of each. Bad options and keys made with other options do not get here. What only one mode has, the
 // other answers by the defaults.
 class PrefixEngine {
@@ -66,6 +72,10 @@ class PrefixEngine {
   virtual KvResult Removed(const KvSource&, std::span<const BlockKey>) noexcept { return KvResult::kNotExact; }
   virtual KvSequence Sequence(EndpointId, std::uint64_t) noexcept { return KvSequence::kDuplicate; }
   virtual bool WantsResync(EndpointId) noexcept { return false; }
+  virtual void MarkResync(EndpointId) noexcept {}
+  // Of each key, whether `by` holds its block in some tier (nobody, that is incarnation 0: whether anyone does). What
+  // is only speculated on is not held.
+  virtual void LookAt(std::span<const BlockKey>, EndpointId, std::span<SeenBlock>) noexcept {}
 
   // ... and snapshots.
   virtual absl::Status SaveTo(const std::function<bool(std::span<const std::byte>)>&) {

@@ -215,7 +215,10 @@ int main(int argc, char** argv) {
                       "Of the replay by deadlines that nobody keeps up with");
     AddNumber<double>(*mooncake, "--slow-window-ms", options.bench.slow_window_ms, {1, 1e7}, "ms",
                       "Of the one that should be kept up with");
-    AddWorkload(tool, "pinned", "10 M held blocks on 256 endpoints, then 2 % of them lost", options);
+    CLI::App* const pinned =
+        AddWorkload(tool, "pinned", "10 M held blocks on 256 endpoints, then 2 % of them lost", options);
+    pinned->add_flag("--engine-keys", options.bench.engine_keys,
+                     "Events call blocks by names of the engines', look-ups by keys of ours");
     CLI::App* const grid =
         AddWorkload(tool, "grid", "Sizes of fleet and cache, prompts, runs on their paths, warm endpoints", options);
     grid->add_option("--cell", options.cells, "Only this cell (may be repeated), such as 128x20k")->type_name("NAME");

@@ -47,6 +47,10 @@ TEST_F(TokrouteIndexBenchTest, EveryWorkloadRunsAndIsExact) {
   trace.close();
   ExpectTheUsualKeys(Json("mooncake --window-ms 20 --slow-window-ms 50 --trace " + File("trace.jsonl")));
   ExpectTheUsualKeys(Json("pinned --scale 0.002"));
+  const nlohmann::json named = Json("pinned --scale 0.002 --engine-keys");
+  ExpectTheUsualKeys(named);
+  EXPECT_GT(named["index"]["names"].get<int>(), 0);
+  EXPECT_EQ(named["index"]["names_unknown_parents"].get<int>(), 0);
   ExpectTheUsualKeys(Json("grid --cell 8x20k --scale 0.01"));
   const nlohmann::json churn = Json("churn --scale 0.01");
   ExpectTheUsualKeys(churn);

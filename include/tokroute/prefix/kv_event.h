@@ -56,6 +56,7 @@ enum class KvResult : std::uint8_t {
   kUnknownSource,  // An endpoint that cannot be, was removed or was replaced. Nothing changed.
   kMalformed,      // A tier or a key (0) that is none, or a parent among its own keys. Nothing changed.
   kNotExact,       // An approximate index takes no events. Nothing changed.
+  kBlockSize,      // The engine's blocks are not one or several of the index's (EngineKeys only). Nothing changed.
 };
 
 constexpr std::string_view ToString(KvResult result) noexcept {
@@ -67,6 +68,7 @@ constexpr std::string_view ToString(KvResult result) noexcept {
     case KvResult::kUnknownSource: return "unknown_source";
     case KvResult::kMalformed: return "malformed";
     case KvResult::kNotExact: return "not_exact";
+    case KvResult::kBlockSize: return "block_size";
   }
   return "invalid";
 }

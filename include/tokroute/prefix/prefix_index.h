@@ -282,6 +282,7 @@ class PrefixIndex {
   absl::Status Audit() const;
 
  private:
+  friend class EngineKeys;  // Feeds the engine below by the names that engines give.
   PrefixIndex(const PrefixIndexOptions& options, std::unique_ptr<internal::PrefixEngine> engine) noexcept;
 
   PrefixIndexOptions options_;

@@ -198,9 +198,10 @@ struct Runs {
   Timed timed;
 };
 absl::StatusOr<Runs> Run(const OperationStream& stream, const BenchOptions& options, TimedOptions timed_options) {
-  absl::StatusOr<Verified> verified = Verify(stream, kMostCompared);
+  absl::StatusOr<Verified> verified = Verify(stream, kMostCompared, options.engine_keys);
   if (!verified.ok()) return verified.status();
   timed_options.repetitions = options.repetitions;
+  timed_options.engine_keys = options.engine_keys;
   timed_options.floor_bytes = verified->peak_bytes;
   timed_options.seed = options.workload.seed;
   absl::StatusOr<Timed> timed = Time(stream, timed_options);
@@ -296,7 +297,8 @@ absl::StatusOr<Report> BenchPinned(const OperationStream& stream, const BenchOpt
   report.MustExercise("holes", verified.exercised.holes);
   report.MustExercise("evicted_middles", verified.exercised.evicted_middles);
   report.MustExercise("duplicates", verified.exercised.duplicates);
-  report.Limit({"bytes per holder-block", timed.checkpoints.front().BytesPerHolderBlock(), 18});
+  report.Limit({"bytes per holder-block", timed.checkpoints.front().BytesPerHolderBlock(),
+                options.engine_keys ? 24.0 : 18.0});
   AddAllocations(timed, report);
   AddBackToBase(verified, report);
   return report;

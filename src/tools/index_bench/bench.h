@@ -14,6 +14,7 @@ namespace tokroute::index_bench {
 struct BenchOptions {
   WorkloadOptions workload;
   int repetitions = 3;
+  bool engine_keys = false;  // Of pinned: events name blocks otherwise than look-ups do.
   double window_ms = 750, slow_window_ms = 12'000;  // Of mooncake's replays by deadlines.
 };
 

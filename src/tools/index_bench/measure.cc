@@ -166,10 +166,10 @@ double Timed::WriteRate(const OperationStream& stream, std::size_t begin, std::s
   return ns > 0 ? blocks * 1e9 / ns : 0;
 }
 
-absl::StatusOr<Verified> Verify(const OperationStream& stream, std::int64_t most_compared) {
+absl::StatusOr<Verified> Verify(const OperationStream& stream, std::int64_t most_compared, bool engine_keys) {
   Verified result;
   const std::int64_t bytes_before = CountedBytes();
-  absl::StatusOr<Subject> subject = Subject::Create(stream.block_size, kMaxIndexBytes);
+  absl::StatusOr<Subject> subject = Subject::Create(stream.block_size, kMaxIndexBytes, engine_keys);
   if (!subject.ok()) return subject.status();
   result.bytes_at_start = CountedBytes() - bytes_before;
   Reference reference(stream.endpoints);
@@ -245,7 +245,7 @@ absl::StatusOr<Timed> Time(const OperationStream& stream, const TimedOptions& op
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
     const bool last = repetition + 1 == options.repetitions;
     const std::int64_t bytes_before = CountedBytes();
-    absl::StatusOr<Subject> subject = Subject::Create(stream.block_size, kMaxIndexBytes);
+    absl::StatusOr<Subject> subject = Subject::Create(stream.block_size, kMaxIndexBytes, options.engine_keys);
     if (!subject.ok()) return subject.status();
     Subject::Lookup lookup(*subject);
     Random random(options.seed + 1);

@@ -40,7 +40,7 @@ struct Verified {
 };
 
 // One thread, index and reference in step; about `most_compared` of the matches are compared, evenly spread.
-absl::StatusOr<Verified> Verify(const OperationStream& stream, std::int64_t most_compared);
+absl::StatusOr<Verified> Verify(const OperationStream& stream, std::int64_t most_compared, bool engine_keys = false);
 
 struct TimedOptions {
   int repetitions = 3;  // Each on a new index.
@@ -50,6 +50,7 @@ struct TimedOptions {
   int scrub_matches = 0;  // Then: untimed lookups of other prompts before each, so that caches do not help.
   std::int64_t floor_bytes = 0;
   std::uint64_t seed = 0;
+  bool engine_keys = false;  // See Subject::Create.
 };
 
 struct MatchTime {

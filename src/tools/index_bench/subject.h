@@ -25,7 +25,8 @@ struct SubjectStats {
 // Any thread may look up, one at a time may apply.
 class Subject {
  public:
-  static absl::StatusOr<Subject> Create(std::int32_t block_size, std::int64_t max_bytes);
+  // `engine_keys`: its events come through EngineKeys, under names that differ from the keys looked up.
+  static absl::StatusOr<Subject> Create(std::int32_t block_size, std::int64_t max_bytes, bool engine_keys = false);
   ~Subject();
   Subject(Subject&&) noexcept;
   Subject& operator=(Subject&&) noexcept;

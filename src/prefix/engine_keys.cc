@@ -1,0 +1,969 @@
+#include "tokroute/prefix/engine_keys.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <list>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "internal/no_memory.h"
+#include "prefix/arena.h"
+#include "prefix/block_hash.h"
+#include "prefix/key_map.h"
+#include "prefix/prefix_engine.h"
+#include "tokroute/internal/mutex.h"
+
+namespace tokroute {
+inline namespace v0 {
+namespace {
+
+using internal::Arena;
+using internal::MemoryBudget;
+using internal::Mutex;
+using internal::MutexLock;
+using internal::SeenBlock;
+
+constexpr std::int64_t kLeastBytes = std::int64_t{2} << 20, kMostBytes = std::int64_t{128} << 30;
+constexpr std::size_t kMostEventBlocks = 1u << 16, kMostParts = 256, kLongestName = 256;
+constexpr std::size_t kChunk = 64;  // Of what is asked of the index at a time.
+constexpr std::size_t kAhead = 12;  // Names fetched ahead.
+
+// How many slots the hand looks at: quarters of a slot for each block of an event.
+constexpr std::uint32_t kLeastPace = 1, kMostPace = 64, kHandStep = 16, kMostHandStep = 256;
+constexpr std::int64_t kFullStep = 1024;  // Slots, when there is no room.
+// Where at least one in so many names is found to be gone, the hand goes faster.
+constexpr std::int64_t kMany = 8;
+
+// Named domains are numbered from 1; an endpoint's own is this much and its slot.
+constexpr std::uint32_t kOwn = 0x80000000u;
+
+// What a kept event's lists and entries in two hash tables take, more or less.
+constexpr std::int64_t kKeptBytes = 256, kKeptBlockBytes = 72;
+
+// SplitMix64's finisher.
+std::uint64_t Mix(std::uint64_t z) noexcept {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+std::uint64_t Mix(std::uint64_t a, std::uint64_t b) noexcept { return Mix(Mix(a) + 0x9E3779B97F4A7C15u * (b + 1)); }
+
+// The name under which part `part` (0 ..) of an engine's block is known; the last part has the block's own. Equal to
+// another block's name once in 2^64, and then it is a conflict.
+EngineKey NameOfPart(EngineKey engine_key, std::uint32_t part, std::uint32_t parts) noexcept {
+  return part + 1 == parts ? engine_key : Mix(engine_key, part + 1);
+}
+
+// 64-bit words for the length of a call; most events are short.
+class Words {
+ public:
+  // False: no memory.
+  bool Resize(std::size_t count) noexcept {
+    if (count > local_.size()) {
+      heap_.reset(new (std::nothrow) std::uint64_t[count]);
+      if (heap_ == nullptr) return false;
+    }
+    words_ = {heap_ != nullptr ? heap_.get() : local_.data(), count};
+    return true;
+  }
+  std::span<std::uint64_t> words() const noexcept { return words_; }
+
+ private:
+  std::array<std::uint64_t, 128> local_;
+  std::unique_ptr<std::uint64_t[]> heap_;
+  std::span<std::uint64_t> words_;
+};
+
+}  // namespace
+
+class EngineKeys::State {
+ public:
+  State(internal::PrefixEngine& engine, const PrefixIndex& index, std::int64_t max_bytes)
+      : engine_(engine),
+        index_options_(index.options()),
+        key_options_(index.key_options()),
+        budget_(max_bytes),
+        segments_(budget_, max_bytes, {}),
+        arena_(segments_),
+        own_(kMaxEndpoints),
+        notes_(kMaxEndpoints) {
+    named_.reserve(kMaxHashDomains);
+    tables_.reserve(kMaxHashDomains + kMaxEndpoints);
+    (void)budget_.Take(static_cast<std::int64_t>(kMaxEndpoints * (sizeof own_[0] + sizeof notes_[0]) +
+                                                 (kMaxHashDomains + kMaxEndpoints) * sizeof tables_[0]));
+  }
+
+  absl::StatusOr<HashDomain> Domain(std::string_view name);
+  KvResult Stored(const KvSource& source, HashDomain domain, const EngineBlocks& blocks) noexcept;
+  KvResult Removed(const KvSource& source, HashDomain domain, std::span<const EngineKey> engine_keys) noexcept;
+  KvSequence Sequence(EndpointId endpoint, std::uint64_t number) noexcept;
+  void Forget(EndpointId endpoint, bool for_ever) noexcept;
+  std::int64_t Sweep(std::int64_t slots) noexcept;
+  EngineKeysStats Stats() noexcept;
+  absl::Status Audit();
+
+ private:
+  using Map = internal::KeyMap<BlockKey, 0>;  // From names to our keys, which are never 0.
+
+  struct Table {
+    Table(MemoryBudget& budget, Arena& arena, std::uint64_t secret) noexcept : map(budget, arena, secret) {}
+    Map map;
+    Map::Cursor cursor = {};
+    EndpointId owner = {};       // Of an endpoint's own domain; else nobody.
+    std::uint32_t at = 0;        // In tables_.
+    bool has_parts = false;      // Some of its blocks are several of the index's.
+    std::string name = {};       // Of a named one.
+  };
+
+  // An event that waits for its parent.
+  struct Kept {
+    KvSource source;
+    std::uint32_t domain = 0;
+    EngineKey parent = 0;
+    std::uint32_t parts = 1;
+    bool keyed = false;  // `contents` are our keys.
+    std::chrono::nanoseconds deadline{};
+    std::vector<EngineKey> engine_keys;
+    std::vector<std::uint64_t> contents;  // `parts` for each.
+    std::vector<bool> gone;               // Removed meanwhile: what is behind them is still to be chained to them.
+    std::size_t left = 0;                 // Engine keys that are not.
+  };
+  using KeptEvents = std::list<Kept>;
+  struct KeptBlock {
+    KeptEvents::iterator event;
+    std::uint32_t at = 0;  // Of its engine_keys.
+  };
+  struct Note {
+    std::uint32_t incarnation = 0;  // Whose events are kept.
+    std::int64_t kept = 0;          // Blocks of the index's size.
+  };
+
+  static std::uint64_t WaitsFor(std::uint32_t domain, EngineKey parent) noexcept { return Mix(parent, domain); }
+  static std::uint64_t KeptAs(const KvSource& source, std::uint32_t domain, EngineKey key) noexcept {
+    return Mix(Mix(key, domain), std::uint64_t{source.endpoint.slot} << 8 | static_cast<std::uint64_t>(source.tier));
+  }
+
+  KvResult Check(const EngineBlocks& blocks, std::uint32_t& parts) const noexcept;
+  KvResult Refuse(KvResult result, EndpointId endpoint) noexcept TOKROUTE_REQUIRES(mutex_);
+
+  // ---- Domains.
+  std::optional<std::uint32_t> DomainOf(const KvSource& source, HashDomain domain) noexcept TOKROUTE_REQUIRES(mutex_);
+  Table* TableOf(std::uint32_t domain) noexcept TOKROUTE_REQUIRES(mutex_);
+  Table* MakeOwn(EndpointId endpoint) noexcept TOKROUTE_REQUIRES(mutex_);
+  std::unique_ptr<Table> NewTable(std::string_view name) noexcept TOKROUTE_REQUIRES(mutex_);
+  void DropOwn(std::uint32_t slot) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Empty(Table& table) noexcept TOKROUTE_REQUIRES(mutex_);
+  void GiveBack() noexcept TOKROUTE_REQUIRES(mutex_);
+
+  // ---- Names.
+  KvResult Name(Table& table, EngineKey name, BlockKey key, std::span<const BlockKey> event, bool& fresh) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  KvResult Place(const KvSource& source, std::uint32_t domain, std::optional<BlockKey> parent,
+                 std::span<const EngineKey> engine_keys, std::uint32_t parts, std::span<const BlockKey> keys) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  KvResult PlaceSome(const KvSource& source, std::uint32_t domain, std::optional<BlockKey> parent,
+                     std::span<const EngineKey> engine_keys, std::uint32_t parts, std::span<const BlockKey> keys,
+                     std::size_t& count, bool& refused) noexcept TOKROUTE_REQUIRES(mutex_);
+  KvResult PlaceCopies(const KvSource& source, std::uint32_t domain, std::span<const EngineKey> engine_keys) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  template <class F>
+  bool ForParts(const Table& table, EngineKey engine_key, F&& f) const noexcept TOKROUTE_REQUIRES(mutex_);
+  std::int64_t DropGone(Table& table, std::span<const EngineKey> names, std::span<const BlockKey> keys) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  std::int64_t TurnHand(std::int64_t slots) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Tend(std::size_t blocks) noexcept TOKROUTE_REQUIRES(mutex_);
+
+  // ---- What is kept.
+  KvResult Keep(const KvSource& source, std::uint32_t domain, const EngineBlocks& blocks, std::uint32_t parts,
+                std::span<const std::uint64_t> contents) noexcept TOKROUTE_REQUIRES(mutex_);
+  bool TakeKept(const KvSource& source, std::uint32_t domain, EngineKey key) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Unlist(KeptEvents::iterator event) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Awaken(std::uint32_t domain, std::span<const EngineKey> engine_keys, KeptEvents& awake) noexcept
+      TOKROUTE_REQUIRES(mutex_);
+  void Adopt(std::uint32_t domain, std::span<const EngineKey> engine_keys) noexcept TOKROUTE_REQUIRES(mutex_);
+  void Apply(Kept& event, BlockKey parent) noexcept TOKROUTE_REQUIRES(mutex_);
+  void DropKept(KeptEvents::iterator event) noexcept TOKROUTE_REQUIRES(mutex_);
+  void DropKeptOf(std::uint32_t slot) noexcept TOKROUTE_REQUIRES(mutex_);
+  void ExpireKept() noexcept TOKROUTE_REQUIRES(mutex_);
+
+  internal::PrefixEngine& engine_;
+  const PrefixIndexOptions index_options_;
+  const KeyOptions key_options_;
+  mutable Mutex mutex_;
+  MemoryBudget budget_ TOKROUTE_GUARDED_BY(mutex_);
+  internal::SegmentPool segments_ TOKROUTE_GUARDED_BY(mutex_);
+  Arena arena_ TOKROUTE_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Table>> named_ TOKROUTE_GUARDED_BY(mutex_);  // By number - 1.
+  std::vector<std::unique_ptr<Table>> own_ TOKROUTE_GUARDED_BY(mutex_);    // By slot.
+  std::vector<Table*> tables_ TOKROUTE_GUARDED_BY(mutex_);                 // All of them; never grows beyond its room.
+  std::uint32_t hand_ TOKROUTE_GUARDED_BY(mutex_) = 0;                     // The table where it is.
+  std::uint32_t pace_ TOKROUTE_GUARDED_BY(mutex_) = kLeastPace;
+  std::uint64_t due_ TOKROUTE_GUARDED_BY(mutex_) = 0;  // Quarters of slots.
+
+  std::vector<Note> notes_ TOKROUTE_GUARDED_BY(mutex_);  // By slot.
+  KeptEvents kept_ TOKROUTE_GUARDED_BY(mutex_);          // By deadline.
+  std::unordered_multimap<std::uint64_t, KeptEvents::iterator> waiting_ TOKROUTE_GUARDED_BY(mutex_);  // By WaitsFor.
+  std::unordered_multimap<std::uint64_t, KeptBlock> kept_blocks_ TOKROUTE_GUARDED_BY(mutex_);         // By KeptAs.
+  EngineKeysStats stats_ TOKROUTE_GUARDED_BY(mutex_);
+};
+
+// ---- Domains ----
+
+std::unique_ptr<EngineKeys::State::Table> EngineKeys::State::NewTable(std::string_view name) noexcept {
+  const auto bytes = static_cast<std::int64_t>(sizeof(Table) + name.size());
+  if (!budget_.Take(bytes)) return nullptr;
+  TOKROUTE_TRY {
+    auto table = std::make_unique<Table>(budget_, arena_, key_options_.seed);
+    table->name = name;
+    table->at = static_cast<std::uint32_t>(tables_.size());
+    tables_.push_back(table.get());  // There is room.
+    return table;
+  }
+  TOKROUTE_NO_MEMORY { budget_.Give(bytes); }
+  return nullptr;
+}
+
+absl::StatusOr<HashDomain> EngineKeys::State::Domain(std::string_view name) {
+  if (name.empty() || name.size() > kLongestName) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("EngineKeys::Domain: name: want 1 .. ", kLongestName, " bytes, got ", name.size()));
+  }
+  const MutexLock lock(mutex_);
+  for (std::uint32_t i = 0; i < named_.size(); ++i) {
+    if (named_[i]->name == name) return HashDomain{i + 1};
+  }
+  if (named_.size() == kMaxHashDomains) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("EngineKeys::Domain: want at most ", kMaxHashDomains, " names, got one more"));
+  }
+  std::unique_ptr<Table> table = NewTable(name);
+  if (table == nullptr) return absl::ResourceExhaustedError("EngineKeys::Domain: no memory for another domain");
+  named_.push_back(std::move(table));
+  return HashDomain{static_cast<std::uint32_t>(named_.size())};
+}
+
+// None: there is no such domain, or no such endpoint.
+std::optional<std::uint32_t> EngineKeys::State::DomainOf(const KvSource& source, HashDomain domain) noexcept {
+  if (domain.number > named_.size()) return std::nullopt;
+  return domain.number != 0 ? domain.number : kOwn | (source.endpoint.slot & (kMaxEndpoints - 1));
+}
+
+// Null: an endpoint's own that has no names.
+EngineKeys::State::Table* EngineKeys::State::TableOf(std::uint32_t domain) noexcept {
+  return (domain & kOwn) != 0 ? own_[domain & ~kOwn].get() : named_[domain - 1].get();
+}
+
+// Null: no memory.
+EngineKeys::State::Table* EngineKeys::State::MakeOwn(EndpointId endpoint) noexcept {
+  std::unique_ptr<Table>& own = own_[endpoint.slot];
+  if (own == nullptr) {
+    own = NewTable({});
+    if (own != nullptr) own->owner = endpoint;
+  }
+  return own.get();
+}
+
+void EngineKeys::State::DropOwn(std::uint32_t slot) noexcept {
+  if (own_[slot] == nullptr) return;
+  const std::unique_ptr<Table> table = std::move(own_[slot]);
+  Empty(*table);
+  tables_[table->at] = tables_.back();
+  tables_[table->at]->at = table->at;
+  tables_.pop_back();
+  budget_.Give(static_cast<std::int64_t>(sizeof(Table)));
+}
+
+void EngineKeys::State::Empty(Table& table) noexcept {
+  stats_.names -= table.map.size();
+  table.map.Reset();
+  table.cursor = {};
+  table.has_parts = false;
+}
+
+// What has no names needs no memory, and names of an empty index are of nothing.
+void EngineKeys::State::GiveBack() noexcept {
+  if (stats_.names > 0 && engine_.Stats().distinct_blocks == 0) {
+    stats_.swept_names += stats_.names;
+    for (Table* table : tables_) Empty(*table);
+  }
+  if (stats_.names == 0) arena_.ReleaseFree(1);  // One stays, so that a lone event does not go to the system each time.
+}
+
+// ---- Names ----
+
+KvResult EngineKeys::State::Refuse(KvResult result, EndpointId endpoint) noexcept {
+  ++stats_.refused_events;
+  engine_.MarkResync(endpoint);
+  return result;
+}
+
+// F(name, our key) for each of the index's blocks that make the engine's, in order. False: nothing is known of it.
+template <class F>
+bool EngineKeys::State::ForParts(const Table& table, EngineKey engine_key, F&& f) const noexcept {
+  const BlockKey last = table.map.Find(engine_key);
+  if (last == 0) return false;
+  for (std::uint32_t part = 0; table.has_parts && part + 1 < kMostParts; ++part) {
+    const EngineKey name = Mix(engine_key, part + 1);
+    const BlockKey key = table.map.Find(name);
+    if (key == 0) break;
+    f(name, key);
+  }
+  f(engine_key, last);
+  return true;
+}
+
+// Erases the names of blocks that nobody (of an endpoint's own domain: that it not) holds any more. Names that are not
+// there, or stand for another key, are left alone. Returns how many went.
+std::int64_t EngineKeys::State::DropGone(Table& table, std::span<const EngineKey> names,
+                                         std::span<const BlockKey> keys) noexcept {
+  std::array<SeenBlock, kChunk> seen;
+  std::int64_t gone = 0;
+  while (!names.empty()) {
+    const std::size_t count = std::min(names.size(), kChunk);
+    engine_.LookAt(keys.first(count), table.owner, seen);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (seen[i].here || table.map.Find(names[i]) != keys[i]) continue;
+      table.map.Erase(names[i]);
+      --stats_.names;
+      ++gone;
+    }
+    names = names.subspan(count);
+    keys = keys.subspan(count);
+  }
+  if (table.map.size() == 0) Empty(table);
+  return gone;
+}
+
+// `event`: our keys that are about to be stored with it. `fresh`: it had no name before.
+KvResult EngineKeys::State::Name(Table& table, EngineKey name, BlockKey key, std::span<const BlockKey> event,
+                                 bool& fresh) noexcept {
+  fresh = false;
+  const BlockKey known = table.map.Find(name);
+  if (known == key) return KvResult::kApplied;
+  if (known != 0) {
+    std::array<SeenBlock, 1> seen;
+    engine_.LookAt({&known, 1}, table.owner, seen);
+    if (seen[0].here || std::find(event.begin(), event.end(), known) != event.end()) {
+      ++stats_.conflicts;
+      return KvResult::kConflict;
+    }
+    table.map.Replace(name, key);  // Nobody holds what it stood for.
+    return KvResult::kApplied;
+  }
+  if (!table.map.Insert(name, key)) return KvResult::kNoRoom;
+  ++stats_.names;
+  fresh = true;
+  return KvResult::kApplied;
+}
+
+// `source` has stored these blocks, `parts` keys of ours for each. Without room for their names, names of blocks that
+// are gone make some.
+KvResult EngineKeys::State::Place(const KvSource& source, std::uint32_t domain, std::optional<BlockKey> parent,
+                                  std::span<const EngineKey> engine_keys, std::uint32_t parts,
+                                  std::span<const BlockKey> keys) noexcept {
+  for (;;) {
+    std::size_t count = 0;
+    bool refused = false;
+    const KvResult result = PlaceSome(source, domain, parent, engine_keys, parts, keys, count, refused);
+    if (!refused) return result;
+    if (result == KvResult::kNoRoom && TurnHand(kFullStep) > 0) {
+      if (count > 0) parent = keys[count * parts - 1];
+      engine_keys = engine_keys.subspan(count);
+      keys = keys.subspan(count * parts);
+      continue;
+    }
+    if (result == KvResult::kNoRoom) ++stats_.cap_hits;
+    return Refuse(result, source.endpoint);
+  }
+}
+
+// The first `count` of them. `refused`: the rest could not be given names. Names are given before the index is told: a
+// block in it that has no name could never be removed.
+KvResult EngineKeys::State::PlaceSome(const KvSource& source, std::uint32_t domain, std::optional<BlockKey> parent,
+                                      std::span<const EngineKey> engine_keys, std::uint32_t parts,
+                                      std::span<const BlockKey> keys, std::size_t& count, bool& refused) noexcept {
+  count = 0;
+  Table* const table = (domain & kOwn) != 0 ? MakeOwn(source.endpoint) : TableOf(domain);
+  refused = table == nullptr;
+  if (refused) return KvResult::kNoRoom;
+  if (parts > 1) table->has_parts = true;
+  KvResult named = KvResult::kApplied;
+  Words given;  // A bit for each fresh name.
+  if (!given.Resize(keys.size() / 64 + 1)) {
+    refused = true;
+    return KvResult::kNoRoom;
+  }
+  std::fill(given.words().begin(), given.words().end(), 0);
+  for (std::size_t i = 0; i < std::min(engine_keys.size(), kAhead); ++i) table->map.Prefetch(engine_keys[i]);
+  for (; count < engine_keys.size() && named == KvResult::kApplied; ++count) {
+    if (count + kAhead < engine_keys.size()) table->map.Prefetch(engine_keys[count + kAhead]);
+    for (std::uint32_t part = 0; part < parts && named == KvResult::kApplied; ++part) {
+      const std::size_t at = count * parts + part;
+      bool fresh = false;
+      named = Name(*table, NameOfPart(engine_keys[count], part, parts), keys[at], keys.first(at), fresh);
+      if (fresh) given.words()[at / 64] |= std::uint64_t{1} << (at % 64);
+    }
+  }
+  if (named != KvResult::kApplied) --count;  // The last one was not, or not wholly.
+  const KvResult stored = count > 0 ? engine_.Stored(source, parent, keys.first(count * parts))
+                                    : engine_.Removed(source, {});  // Says whether there is such a source.
+  if (stored != KvResult::kApplied || named != KvResult::kApplied) {
+    // What the index did not take gets no name: of a source that is none, nothing; else what nobody holds.
+    const bool nothing = stored != KvResult::kApplied && stored != KvResult::kUnknownParent &&
+                         stored != KvResult::kConflict && stored != KvResult::kNoRoom;
+    for (std::size_t at = 0; at < keys.size(); ++at) {
+      if ((given.words()[at / 64] >> (at % 64) & 1) == 0) continue;
+      const EngineKey name = NameOfPart(engine_keys[at / parts], static_cast<std::uint32_t>(at % parts), parts);
+      if (!nothing) {
+        (void)DropGone(*table, {&name, 1}, keys.subspan(at, 1));
+      } else {
+        table->map.Erase(name);
+        --stats_.names;
+      }
+    }
+    if (table->map.size() == 0) Empty(*table);
+  }
+  refused = named != KvResult::kApplied && (stored == KvResult::kApplied || stored == KvResult::kUnknownParent);
+  return refused ? named : stored;
+}
+
+// Blocks that are known lie in this source too. What follows another goes in one event with it.
+KvResult EngineKeys::State::PlaceCopies(const KvSource& source, std::uint32_t domain,
+                                        std::span<const EngineKey> engine_keys) noexcept {
+  std::array<BlockKey, kChunk> keys;
+  std::array<SeenBlock, kChunk> seen;
+  std::size_t found = 0;
+  KvResult result = engine_.Removed(source, {});  // Says whether there is such a source.
+  const auto flush = [&]() TOKROUTE_REQUIRES(mutex_) {
+    engine_.LookAt(std::span(keys).first(found), EndpointId{}, seen);
+    for (std::size_t i = 0, next = 0; i < found && result == KvResult::kApplied; i = next) {
+      next = i + 1;
+      if (!seen[i].here) {
+        ++stats_.unknown_copies;
+        continue;
+      }
+      while (next < found && seen[next].here && seen[next].parent == keys[next - 1]) ++next;
+      const KvResult stored = engine_.Stored(source, seen[i].parent, std::span(keys).subspan(i, next - i));
+      if (stored != KvResult::kUnknownParent) result = stored;
+    }
+    found = 0;
+  };
+  const Table* const table = TableOf(domain);
+  for (std::size_t i = 0; i < engine_keys.size() && result == KvResult::kApplied; ++i) {
+    const auto add = [&](EngineKey, BlockKey key) TOKROUTE_REQUIRES(mutex_) {
+      keys[found++] = key;
+      if (found == kChunk) flush();
+    };
+    if (table == nullptr || !ForParts(*table, engine_keys[i], add)) ++stats_.unknown_copies;
+  }
+  if (result == KvResult::kApplied) flush();
+  return result;
+}
+
+KvResult EngineKeys::State::Check(const EngineBlocks& blocks, std::uint32_t& parts) const noexcept {
+  parts = 1;
+  const std::size_t count = blocks.engine_keys.size();
+  if (count > kMostEventBlocks) return KvResult::kMalformed;
+  if (blocks.tokens.empty() && blocks.keys.empty()) return KvResult::kApplied;
+  const std::int32_t block_size = blocks.block_size != 0 ? blocks.block_size : key_options_.block_size;
+  if (block_size < 0 || count == 0 || (!blocks.tokens.empty() && !blocks.keys.empty())) return KvResult::kMalformed;
+  if (block_size < key_options_.block_size || block_size % key_options_.block_size != 0 ||
+      block_size / key_options_.block_size > static_cast<std::int32_t>(kMostParts)) {
+    return KvResult::kBlockSize;
+  }
+  parts = static_cast<std::uint32_t>(block_size / key_options_.block_size);
+  if (count * parts > kMostEventBlocks) return KvResult::kMalformed;
+  const std::size_t tokens = count * static_cast<std::size_t>(block_size);
+  if (blocks.keys.empty() ? blocks.tokens.size() != tokens : blocks.keys.size() != count * parts) {
+    return KvResult::kMalformed;
+  }
+  if (std::find(blocks.keys.begin(), blocks.keys.end(), BlockKey{0}) != blocks.keys.end()) return KvResult::kMalformed;
+  if (blocks.parent.has_value() &&
+      std::find(blocks.engine_keys.begin(), blocks.engine_keys.end(), *blocks.parent) != blocks.engine_keys.end()) {
+    return KvResult::kMalformed;
+  }
+  return KvResult::kApplied;
+}
+
+KvResult EngineKeys::State::Stored(const KvSource& source, HashDomain domain, const EngineBlocks& blocks) noexcept {
+  std::uint32_t parts = 1;
+  KvResult result = Check(blocks, parts);
+  // What does not depend on what is known: before the lock.
+  Words contents;
+  std::uint64_t root = 0;
+  const std::size_t count = blocks.engine_keys.size() * parts;
+  const bool known = blocks.tokens.empty() && blocks.keys.empty(), keyed = !blocks.keys.empty();
+  if (result == KvResult::kApplied && !known) {
+    std::vector<MediaSpan> media;
+    if (!contents.Resize(count)) result = KvResult::kNoRoom;
+    TOKROUTE_TRY { media.assign(blocks.media.begin(), blocks.media.end()); }
+    TOKROUTE_NO_MEMORY { result = KvResult::kNoRoom; }
+    if (result == KvResult::kApplied && keyed) {
+      std::copy(blocks.keys.begin(), blocks.keys.end(), contents.words().begin());
+    } else if (result == KvResult::kApplied) {
+      internal::SortMedia(media);
+      internal::HashContents(key_options_, blocks.tokens, media, contents.words());
+      root = internal::RootOf(key_options_,
+                              {.model = blocks.model, .lora = blocks.lora, .cache_salt = blocks.cache_salt});
+    }
+  }
+
+  const MutexLock lock(mutex_);
+  Tend(count);
+  const std::optional<std::uint32_t> at = DomainOf(source, domain);
+  if (!at.has_value()) result = KvResult::kMalformed;
+  if (result == KvResult::kNoRoom) ++stats_.cap_hits;
+  if (result != KvResult::kApplied) return Refuse(result, source.endpoint);
+  if (source.endpoint.slot >= kMaxEndpoints) return engine_.Removed(source, {});
+  if (const Table* const own = own_[source.endpoint.slot].get();
+      domain.number == 0 && own != nullptr && own->owner != source.endpoint) {
+    // One of the two is no more. If it is the owner, so is what its names stood for.
+    if (const KvResult source_is = engine_.Removed(source, {}); source_is != KvResult::kApplied) return source_is;
+    DropOwn(source.endpoint.slot);
+  }
+  if (known) return PlaceCopies(source, *at, blocks.engine_keys);
+
+  std::optional<BlockKey> parent;
+  if (blocks.parent.has_value()) {
+    const Table* const table = TableOf(*at);
+    const BlockKey key = table != nullptr ? table->map.Find(*blocks.parent) : 0;
+    if (key == 0) return Keep(source, *at, blocks, parts, contents.words());
+    parent = key;
+  }
+  if (!keyed) {
+    std::uint64_t chain = parent.value_or(root);
+    for (std::uint64_t& word : contents.words()) word = chain = internal::LinkBlock(key_options_.scheme, word, chain);
+  }
+  result = Place(source, *at, parent, blocks.engine_keys, parts, contents.words());
+  if (!waiting_.empty()) Adopt(*at, blocks.engine_keys);
+  return result;
+}
+
+KvResult EngineKeys::State::Removed(const KvSource& source, HashDomain domain,
+                                    std::span<const EngineKey> engine_keys) noexcept {
+  const MutexLock lock(mutex_);
+  Tend(engine_keys.size());
+  const std::optional<std::uint32_t> at = DomainOf(source, domain);
+  if (!at.has_value()) return Refuse(KvResult::kMalformed, source.endpoint);
+  if (source.endpoint.slot >= kMaxEndpoints) return engine_.Removed(source, {});
+  Table* table = TableOf(*at);
+  if (table != nullptr && table->owner.incarnation != 0 && table->owner != source.endpoint) table = nullptr;
+  // Room for the parts of one block more. They are all looked up before any of them goes.
+  std::array<EngineKey, kChunk + kMostParts> names;
+  std::array<BlockKey, kChunk + kMostParts> keys;
+  std::size_t found = 0;
+  const auto flush = [&]() TOKROUTE_REQUIRES(mutex_) -> KvResult {
+    const KvResult result = engine_.Removed(source, std::span(keys).first(found));
+    if (found > 0) (void)DropGone(*table, std::span(names).first(found), std::span(keys).first(found));
+    found = 0;
+    return result;
+  };
+  const Note& note = notes_[source.endpoint.slot];
+  for (std::size_t i = 0; table != nullptr && i < std::min(engine_keys.size(), kAhead); ++i) {
+    table->map.Prefetch(engine_keys[i]);
+  }
+  for (std::size_t i = 0; i < engine_keys.size(); ++i) {
+    if (table != nullptr && i + kAhead < engine_keys.size()) table->map.Prefetch(engine_keys[i + kAhead]);
+    if (note.kept > 0 && TakeKept(source, *at, engine_keys[i])) continue;
+    const auto add = [&](EngineKey name, BlockKey key) {
+      names[found] = name;
+      keys[found++] = key;
+    };
+    if (table == nullptr || !ForParts(*table, engine_keys[i], add)) ++stats_.unknown_removes;
+    if (found < kChunk) continue;
+    if (const KvResult result = flush(); result != KvResult::kApplied) return result;
+  }
+  const KvResult result = flush();  // Also of nothing: it says whether there is such a source.
+  if (stats_.names == 0) GiveBack();
+  return result;
+}
+
+// ---- Names of blocks that are gone ----
+
+// Looks at that many slots, at most one round; returns how many names went.
+std::int64_t EngineKeys::State::TurnHand(std::int64_t slots) noexcept {
+  std::array<EngineKey, kChunk> names;
+  std::array<BlockKey, kChunk> keys;
+  std::int64_t gone = 0, looked = 0;
+  for (std::size_t left = tables_.size(); slots > 0 && left > 0;) {
+    if (hand_ >= tables_.size()) hand_ = 0;
+    Table& table = *tables_[hand_];
+    if (table.owner.incarnation != 0 && engine_.HeldBlocks(table.owner) == 0) {
+      gone += table.map.size();
+      looked += table.map.size();
+      DropOwn(table.owner.slot);  // Another table stands here now.
+      --left;
+      continue;
+    }
+    std::size_t found = 0;
+    const auto step = static_cast<std::uint32_t>(std::min<std::int64_t>(slots, kChunk));
+    const bool more = table.map.Walk(table.cursor, step, [&](EngineKey name, BlockKey key) {
+      names[found] = name;
+      keys[found++] = key;
+    });
+    gone += DropGone(table, std::span(names).first(found), std::span(keys).first(found));
+    looked += static_cast<std::int64_t>(found);
+    slots -= step;
+    if (more) continue;
+    ++hand_;
+    --left;
+  }
+  stats_.swept_names += gone;
+  if (looked > 0) pace_ = gone * kMany >= looked ? std::min(pace_ * 2, kMostPace) : std::max(pace_ / 2, kLeastPace);
+  return gone;
+}
+
+// What every event does besides its own.
+void EngineKeys::State::Tend(std::size_t blocks) noexcept {
+  if (!kept_.empty()) ExpireKept();
+  if (tables_.empty()) return;
+  due_ += blocks * pace_;
+  if (due_ < kHandStep * 4) return;
+  (void)TurnHand(static_cast<std::int64_t>(std::min<std::uint64_t>(due_ / 4, kMostHandStep)));
+  due_ = 0;
+}
+
+std::int64_t EngineKeys::State::Sweep(std::int64_t slots) noexcept {
+  const MutexLock lock(mutex_);
+  ExpireKept();
+  const std::int64_t before = stats_.names;
+  GiveBack();
+  std::int64_t all = 0;
+  for (const Table* table : tables_) all += table->map.slots() + 1;
+  if (slots < all) {
+    (void)TurnHand(slots);
+  } else {
+    // Rounds until nothing goes: what goes moves others about.
+    do {
+      hand_ = 0;
+      for (Table* table : tables_) table->cursor = {};
+    } while (TurnHand(std::numeric_limits<std::int64_t>::max()) > 0);
+  }
+  GiveBack();
+  return before - stats_.names;
+}
+
+// ---- What waits for its parent ----
+
+KvResult EngineKeys::State::Keep(const KvSource& source, std::uint32_t domain, const EngineBlocks& blocks,
+                                 std::uint32_t parts, std::span<const std::uint64_t> contents) noexcept {
+  if (const KvResult source_is = engine_.Removed(source, {}); source_is != KvResult::kApplied) return source_is;
+  ++stats_.unknown_parents;
+  Note& note = notes_[source.endpoint.slot];
+  if (note.incarnation != source.endpoint.incarnation) {
+    DropKeptOf(source.endpoint.slot);
+    note.incarnation = source.endpoint.incarnation;
+  }
+  const auto count = static_cast<std::int64_t>(contents.size());
+  const std::int64_t bytes = kKeptBytes + std::ssize(blocks.engine_keys) * kKeptBlockBytes + count * 8;
+  const bool room = note.kept + count <= index_options_.max_orphan_blocks;
+  if (!room || !budget_.Take(bytes)) {
+    if (room) ++stats_.cap_hits;
+    stats_.dropped_blocks += count;
+    return Refuse(KvResult::kUnknownParent, source.endpoint);
+  }
+  const std::size_t before = kept_.size();
+  TOKROUTE_TRY {
+    Kept& kept = kept_.emplace_back();
+    kept.source = source;
+    kept.domain = domain;
+    kept.parent = *blocks.parent;
+    kept.parts = parts;
+    kept.keyed = !blocks.keys.empty();
+    kept.deadline = index_options_.clock.Now() + index_options_.orphan_ttl;
+    kept.contents.assign(contents.begin(), contents.end());
+    kept.gone.assign(blocks.engine_keys.size(), false);
+    kept.engine_keys.assign(blocks.engine_keys.begin(), blocks.engine_keys.end());
+    kept.left = kept.engine_keys.size();
+    const auto event = std::prev(kept_.end());
+    waiting_.emplace(WaitsFor(domain, kept.parent), event);
+    for (std::uint32_t i = 0; i < kept.engine_keys.size(); ++i) {
+      kept_blocks_.emplace(KeptAs(source, domain, kept.engine_keys[i]), KeptBlock{event, i});
+    }
+  }
+  TOKROUTE_NO_MEMORY {
+    if (kept_.size() > before) {
+      Unlist(std::prev(kept_.end()));
+      kept_.pop_back();
+    }
+    budget_.Give(bytes);
+    ++stats_.cap_hits;
+    stats_.dropped_blocks += count;
+    return Refuse(KvResult::kUnknownParent, source.endpoint);
+  }
+  note.kept += count;
+  stats_.kept_blocks += count;
+  return KvResult::kUnknownParent;
+}
+
+// Takes an event out of the two hash tables.
+void EngineKeys::State::Unlist(KeptEvents::iterator event) noexcept {
+  const auto erase = [](auto& table, std::uint64_t hash, auto&& is_it) {
+    for (auto [it, end] = table.equal_range(hash); it != end; ++it) {
+      if (!is_it(it->second)) continue;
+      table.erase(it);
+      return;
+    }
+  };
+  erase(waiting_, WaitsFor(event->domain, event->parent), [&](const auto& other) { return other == event; });
+  for (std::uint32_t i = 0; i < event->engine_keys.size(); ++i) {
+    if (event->gone[i]) continue;
+    erase(kept_blocks_, KeptAs(event->source, event->domain, event->engine_keys[i]),
+          [&](const KeptBlock& block) { return block.event == event && block.at == i; });
+  }
+  if (waiting_.empty()) {  // Their buckets are not worth keeping.
+    waiting_ = {};
+    kept_blocks_ = {};
+  }
+}
+
+// The event, no longer listed, is over.
+void EngineKeys::State::DropKept(KeptEvents::iterator event) noexcept {
+  const auto left = static_cast<std::int64_t>(event->left * event->parts);
+  stats_.kept_blocks -= left;
+  notes_[event->source.endpoint.slot].kept -= left;
+  budget_.Give(kKeptBytes + std::ssize(event->engine_keys) * kKeptBlockBytes + std::ssize(event->contents) * 8);
+}
+
+// One copy of that block is not kept any more. False: there was none.
+bool EngineKeys::State::TakeKept(const KvSource& source, std::uint32_t domain, EngineKey key) noexcept {
+  for (auto [it, end] = kept_blocks_.equal_range(KeptAs(source, domain, key)); it != end; ++it) {
+    const auto [event, at] = it->second;
+    if (event->source.endpoint != source.endpoint || event->source.tier != source.tier || event->domain != domain ||
+        event->engine_keys[at] != key) {
+      continue;
+    }
+    kept_blocks_.erase(it);
+    event->gone[at] = true;
+    --event->left;
+    stats_.kept_blocks -= event->parts;
+    stats_.removed_kept_blocks += event->parts;
+    notes_[source.endpoint.slot].kept -= event->parts;
+    if (event->left == 0) {
+      Unlist(event);
+      DropKept(event);
+      kept_.erase(event);
+    }
+    return true;
+  }
+  return false;
+}
+
+// Moves the events that wait for one of these keys, if it has a name now, to the end of `awake`. They are listed no
+// more.
+void EngineKeys::State::Awaken(std::uint32_t domain, std::span<const EngineKey> engine_keys,
+                               KeptEvents& awake) noexcept {
+  const Table* const table = TableOf(domain);
+  if (table == nullptr) return;
+  for (const EngineKey key : engine_keys) {
+    if (waiting_.empty()) return;
+    if (table->map.Find(key) == 0) continue;
+    for (bool again = true; again;) {
+      again = false;
+      for (auto [it, end] = waiting_.equal_range(WaitsFor(domain, key)); it != end; ++it) {
+        const KeptEvents::iterator event = it->second;
+        if (event->domain != domain || event->parent != key) continue;
+        Unlist(event);
+        awake.splice(awake.end(), kept_, event);
+        again = true;
+        break;
+      }
+    }
+  }
+}
+
+// These keys may have got names: what waited for them is applied, and what waits for that.
+void EngineKeys::State::Adopt(std::uint32_t domain, std::span<const EngineKey> engine_keys) noexcept {
+  KeptEvents awake;
+  for (Awaken(domain, engine_keys, awake); !awake.empty(); awake.pop_front()) {
+    Kept& event = awake.front();
+    DropKept(awake.begin());
+    const auto blocks = static_cast<std::int64_t>(event.left * event.parts);
+    const Table* const table = TableOf(domain);
+    const BlockKey parent = table != nullptr ? table->map.Find(event.parent) : 0;
+    if (parent == 0) {  // For want of room for others, its name has gone with its block.
+      stats_.dropped_blocks += blocks;
+      engine_.MarkResync(event.source.endpoint);
+      continue;
+    }
+    stats_.adopted_blocks += blocks;
+    Apply(event, parent);
+    Awaken(domain, event.engine_keys, awake);
+  }
+}
+
+// What was removed in the middle cuts the event in two: the second part hangs behind a block that nobody may hold.
+void EngineKeys::State::Apply(Kept& event, BlockKey parent) noexcept {
+  if (!event.keyed) {
+    std::uint64_t chain = parent;
+    for (std::uint64_t& word : event.contents) word = chain = internal::LinkBlock(key_options_.scheme, word, chain);
+  }
+  const std::span<const BlockKey> keys = event.contents;
+  for (std::size_t i = 0, next = 0; i < event.engine_keys.size(); i = next) {
+    next = i + 1;
+    if (event.gone[i]) continue;
+    while (next < event.engine_keys.size() && !event.gone[next]) ++next;
+    const BlockKey before = i > 0 ? keys[i * event.parts - 1] : parent;
+    const KvResult result = Place(event.source, event.domain, before,
+                                  std::span<const EngineKey>(event.engine_keys).subspan(i, next - i), event.parts,
+                                  keys.subspan(i * event.parts, (next - i) * event.parts));
+    if (result != KvResult::kApplied && result != KvResult::kUnknownParent) return;
+  }
+}
+
+void EngineKeys::State::DropKeptOf(std::uint32_t slot) noexcept {
+  if (notes_[slot].kept == 0) return;
+  for (auto event = kept_.begin(); event != kept_.end();) {
+    const auto at = event++;
+    if (at->source.endpoint.slot != slot) continue;
+    Unlist(at);
+    DropKept(at);
+    kept_.erase(at);
+  }
+}
+
+void EngineKeys::State::ExpireKept() noexcept {
+  if (kept_.empty()) return;
+  const std::chrono::nanoseconds now = index_options_.clock.Now();
+  while (!kept_.empty() && kept_.front().deadline <= now) {
+    const auto event = kept_.begin();
+    stats_.dropped_blocks += static_cast<std::int64_t>(event->left * event->parts);
+    engine_.MarkResync(event->source.endpoint);
+    Unlist(event);
+    DropKept(event);
+    kept_.erase(event);
+  }
+}
+
+// ---- The rest ----
+
+KvSequence EngineKeys::State::Sequence(EndpointId endpoint, std::uint64_t number) noexcept {
+  const MutexLock lock(mutex_);
+  const KvSequence result = engine_.Sequence(endpoint, number);
+  if (result != KvSequence::kRestarted) return result;
+  DropKeptOf(endpoint.slot);
+  if (own_[endpoint.slot] != nullptr && own_[endpoint.slot]->owner == endpoint) DropOwn(endpoint.slot);
+  return result;
+}
+
+void EngineKeys::State::Forget(EndpointId endpoint, bool for_ever) noexcept {
+  const MutexLock lock(mutex_);
+  if (for_ever) {
+    engine_.RemoveEndpoint(endpoint);
+  } else {
+    engine_.ClearEndpoint(endpoint);
+  }
+  if (endpoint.slot >= kMaxEndpoints || endpoint.incarnation == 0) return;
+  if (notes_[endpoint.slot].incarnation <= endpoint.incarnation) DropKeptOf(endpoint.slot);
+  const Table* const own = own_[endpoint.slot].get();
+  if (own != nullptr && own->owner.incarnation <= endpoint.incarnation) DropOwn(endpoint.slot);
+  GiveBack();
+}
+
+EngineKeysStats EngineKeys::State::Stats() noexcept {
+  const MutexLock lock(mutex_);
+  EngineKeysStats stats = stats_;
+  stats.domains = std::count_if(tables_.begin(), tables_.end(), [](const Table* t) { return t->map.size() > 0; });
+  stats.bytes = budget_.used();
+  stats.peak_bytes = budget_.peak();
+  return stats;
+}
+
+absl::Status EngineKeys::State::Audit() {
+  const MutexLock lock(mutex_);
+  const auto fail = [](const auto&... parts) { return absl::InternalError(absl::StrCat("EngineKeys: ", parts...)); };
+  std::int64_t names = 0, units = 0, tables = 0;
+  for (std::uint32_t i = 0; i < tables_.size(); ++i) {
+    const Table& table = *tables_[i];
+    std::int64_t size = 0;
+    bool good = table.at == i;
+    table.map.ForEach([&](EngineKey name, BlockKey key) {
+      good &= table.map.Find(name) == key;
+      ++size;
+    });
+    if (!good || size != table.map.size()) {
+      return fail("table ", i, " has ", size, " names, counted ", table.map.size());
+    }
+    names += size;
+    units += table.map.units();
+  }
+  for (const auto* all : {&named_, &own_}) {
+    tables += std::count_if(all->begin(), all->end(), [](const auto& table) { return table != nullptr; });
+  }
+  if (tables != std::ssize(tables_)) return fail(tables, " tables, ", tables_.size(), " listed");
+  if (names != stats_.names) return fail(names, " names, counted ", stats_.names);
+  if (units != arena_.used_units()) return fail("arena has ", arena_.used_units(), " units in use, found ", units);
+  std::vector<std::int64_t> kept(kMaxEndpoints);
+  std::size_t blocks = 0;
+  std::int64_t all = 0;
+  for (const Kept& event : kept_) {
+    const auto left = static_cast<std::size_t>(std::count(event.gone.begin(), event.gone.end(), false));
+    if (left != event.left || left == 0) return fail("an event keeps ", left, " blocks, counted ", event.left);
+    kept[event.source.endpoint.slot] += static_cast<std::int64_t>(left * event.parts);
+    all += static_cast<std::int64_t>(left * event.parts);
+    blocks += left;
+  }
+  if (all != stats_.kept_blocks || blocks != kept_blocks_.size() || kept_.size() != waiting_.size()) {
+    return fail("keeps ", all, " blocks, counted ", stats_.kept_blocks);
+  }
+  for (std::uint32_t slot = 0; slot < kMaxEndpoints; ++slot) {
+    if (kept[slot] != notes_[slot].kept) return fail("keeps ", kept[slot], " blocks of slot ", slot);
+  }
+  return budget_.peak() <= budget_.limit() ? absl::OkStatus() : fail("over the memory limit");
+}
+
+absl::StatusOr<std::shared_ptr<EngineKeys>> EngineKeys::Create(std::shared_ptr<PrefixIndex> index,
+                                                               const EngineKeysOptions& options) {
+  if (index == nullptr) return absl::InvalidArgumentError("EngineKeys.index: want an exact prefix index, got null");
+  if (index->options().mode != IndexMode::kExact) {
+    return absl::InvalidArgumentError("EngineKeys.index: want an exact prefix index, got an approximate one");
+  }
+  if (options.max_bytes < kLeastBytes || options.max_bytes > kMostBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("EngineKeysOptions.max_bytes: want ", kLeastBytes, " .. ",
+                                                   kMostBytes, ", got ", options.max_bytes));
+  }
+  TOKROUTE_TRY {
+    auto state = std::make_unique<State>(*index->engine_, *index, options.max_bytes);
+    return std::shared_ptr<EngineKeys>(new EngineKeys(std::move(index), std::move(state)));
+  }
+  TOKROUTE_NO_MEMORY { return absl::ResourceExhaustedError("EngineKeys: no memory"); }
+}
+
+EngineKeys::EngineKeys(std::shared_ptr<PrefixIndex> index, std::unique_ptr<State> state) noexcept
+    : index_(std::move(index)), state_(std::move(state)) {}
+EngineKeys::~EngineKeys() = default;
+
+absl::StatusOr<HashDomain> EngineKeys::Domain(std::string_view name) { return state_->Domain(name); }
+KvResult EngineKeys::Stored(const KvSource& source, HashDomain domain, const EngineBlocks& blocks) noexcept {
+  return state_->Stored(source, domain, blocks);
+}
+KvResult EngineKeys::Removed(const KvSource& source, HashDomain domain,
+                             std::span<const EngineKey> engine_keys) noexcept {
+  return state_->Removed(source, domain, engine_keys);
+}
+KvSequence EngineKeys::Sequence(EndpointId endpoint, std::uint64_t number) noexcept {
+  return state_->Sequence(endpoint, number);
+}
+void EngineKeys::ClearEndpoint(EndpointId endpoint) noexcept { state_->Forget(endpoint, false); }
+void EngineKeys::RemoveEndpoint(EndpointId endpoint) noexcept { state_->Forget(endpoint, true); }
+std::int64_t EngineKeys::Sweep(std::int64_t slots) noexcept { return state_->Sweep(slots); }
+EngineKeysStats EngineKeys::Stats() const noexcept { return state_->Stats(); }
+absl::Status EngineKeys::Audit() const { return state_->Audit(); }
+
+}  // namespace v0
+}  // namespace tokroute
