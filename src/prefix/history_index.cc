@@ -38,26 +38,26 @@ bool HistoryIndex::Pending(std::uint32_t run) const noexcept {
 }
 
 // A run's keys, wherever they are: somebody else's copying is waited for, and one's own has not begun.
-const BlockKey* HistoryIndex::ReadyKeysOf(std::uint32_t at) const noexcept {
+const BlockKey* HistoryIndex::ReadyKeysOf(std::uint32_t at, const Fills* pending) const noexcept {
   const Run& run = At(at);
   if ((Load(run.state) & Run::kUnfilled) == 0) return KeysOf(run);
-  for (std::uint32_t i = 0; pending_ != nullptr && i < pending_->count; ++i) {
-    if (pending_->all[i].run == at) return pending_->all[i].from;
+  for (std::uint32_t i = 0; pending != nullptr && i < pending->count; ++i) {
+    if (pending->all[i].run == at) return pending->all[i].from;
   }
   while ((Load(run.state) & Run::kUnfilled) != 0) PauseBriefly();
   return KeysOf(run);
 }
 
 Place HistoryIndex::PlaceOf(BlockKey key) const noexcept {
-  return table_.Find(key, [&](Place place) TOKROUTE_REQUIRES(mutex_) {
-    return place.offset < At(place.run).length && ReadyKeysOf(place.run)[place.offset] == key;
+  return table_.Find(key, [this, key, pending = pending_](Place place) {
+    return place.offset < At(place.run).length && ReadyKeysOf(place.run, pending)[place.offset] == key;
   });
 }
 
 // False: the key is somewhere else already, or there is no memory.
 bool HistoryIndex::Index(std::uint32_t run, std::uint32_t offset, BlockKey key) noexcept {
-  return table_.Insert(key, {run, offset}, [&](Place place) TOKROUTE_REQUIRES(mutex_) {
-    return place.offset < At(place.run).length && ReadyKeysOf(place.run)[place.offset] == key;
+  return table_.Insert(key, {run, offset}, [this, key, pending = pending_](Place place) {
+    return place.offset < At(place.run).length && ReadyKeysOf(place.run, pending)[place.offset] == key;
   });
 }
 

@@ -102,7 +102,10 @@ class HistoryIndex final : public RunForest {
   absl::Status AuditMode(std::int64_t& units) override TOKROUTE_REQUIRES(mutex_);
 
   // ---- Keys and runs.
-  const BlockKey* ReadyKeysOf(std::uint32_t run) const noexcept TOKROUTE_REQUIRES(mutex_);
+  const BlockKey* ReadyKeysOf(std::uint32_t run, const Fills* pending) const noexcept;
+  const BlockKey* ReadyKeysOf(std::uint32_t run) const noexcept TOKROUTE_REQUIRES(mutex_) {
+    return ReadyKeysOf(run, pending_);
+  }
   Place PlaceOf(BlockKey key) const noexcept TOKROUTE_REQUIRES(mutex_);
   Place Next(const Path& path) const noexcept TOKROUTE_REQUIRES(mutex_);
   bool Follows(Place last, Place next) const noexcept TOKROUTE_REQUIRES(mutex_);

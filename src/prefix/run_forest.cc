@@ -11,8 +11,6 @@
 namespace tokroute::internal {
 namespace {
 
-constexpr std::uint32_t kKeysPerUnit = Arena::kUnitBytes / sizeof(BlockKey);
-
 constexpr int kFewShardBits = 8;  // Of a table that knows of few keys.
 
 }  // namespace
