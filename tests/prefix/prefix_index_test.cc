@@ -18,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "prefix/prefix_test_util.h"
+#include "support/test_run.h"
 #include "tokroute/internal/mutex.h"
 
 namespace tokroute {
@@ -656,22 +657,23 @@ TEST(PrefixIndexTest, ImpossibleIdsHaveNoEffect) {
 }
 
 TEST(PrefixIndexTest, EveryEndpointOfAFullFleetOnOnePrompt) {
+  constexpr std::uint32_t kFleet = testing_support::kSanitized ? kMaxEndpoints / 8 : kMaxEndpoints;
   IndexUser user(Blocks(100));
   const std::vector<BlockKey> keys = LongChain(1, 20);
-  for (std::uint32_t slot = 0; slot < kMaxEndpoints; ++slot) {
-    user.Store({(slot * 4099) % kMaxEndpoints, 1}, First(keys, 1 + slot % 20));
+  for (std::uint32_t slot = 0; slot < kFleet; ++slot) {
+    user.Store({(slot * 4099) % kFleet, 1}, First(keys, 1 + slot % 20));
   }
   const PrefixMatch& match = user.Match(keys);
-  ASSERT_EQ(match.holders().size(), kMaxEndpoints);
-  for (std::uint32_t i = 0; i < kMaxEndpoints; ++i) {
-    EXPECT_EQ(match.holders()[(i * 4099) % kMaxEndpoints].blocks, 1 + i % 20);
+  ASSERT_EQ(match.holders().size(), kFleet);
+  for (std::uint32_t i = 0; i < kFleet; ++i) {
+    EXPECT_EQ(match.holders()[(i * 4099) % kFleet].blocks, 1 + i % 20);
   }
   ExpectSound(*user.index);
   // A whole fleet is replaced before anything of the old one is swept.
-  for (std::uint32_t slot = 0; slot < kMaxEndpoints; ++slot) user.Store({slot, 2}, First(keys, 3));
-  EXPECT_EQ(user.Match(keys).holders().size(), kMaxEndpoints);
+  for (std::uint32_t slot = 0; slot < kFleet; ++slot) user.Store({slot, 2}, First(keys, 3));
+  EXPECT_EQ(user.Match(keys).holders().size(), kFleet);
   ExpectSound(*user.index);
-  for (std::uint32_t slot = 0; slot < kMaxEndpoints; ++slot) user.index->RemoveEndpoint({slot, 2});
+  for (std::uint32_t slot = 0; slot < kFleet; ++slot) user.index->RemoveEndpoint({slot, 2});
   while (user.index->Sweep(1000) > 0) {
   }
   EXPECT_EQ(user.index->Stats().runs, 0);
