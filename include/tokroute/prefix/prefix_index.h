@@ -1,4 +1,4 @@
-// Which endpoint holds how much of a prompt: a path-compressed radix tree over chained block keys.
+// Which endpoint holds how much of a prompt: a radix forest of runs of chained block keys.
 //
 // Approximate mode: the router's own history. What was sent somewhere is taken to be there, least recently used first
 // out, until the endpoint's cache capacity is reached. For requests whose prompts share prefixes; where an engine
@@ -116,10 +116,12 @@ class PrefixMatch {
 struct PrefixIndexStats {
   std::int64_t distinct_blocks = 0;  // Now: blocks held by somebody. Removed endpoints count until they are swept.
   std::int64_t holder_blocks = 0;    // Now: (endpoint, block) pairs.
-  std::int64_t runs = 0;             // Now: nodes of the tree.
+  std::int64_t runs = 0;             // Now: runs of consecutive keys.
   std::int64_t memberships = 0;      // Now: (endpoint, run) pairs.
   std::int64_t endpoints = 0;        // Now: known and not removed.
-  std::int64_t pending_sweep = 0;    // Now: memberships of removed or cleared endpoints, not yet swept.
+  // Now: memberships of removed or cleared endpoints, not yet swept. Approximate mode: parts of memberships; what live
+  // receipts have pinned stays among them until those end.
+  std::int64_t pending_sweep = 0;
   std::int64_t live_receipts = 0;    // Now: recorded and not released.
   std::int64_t bytes = 0;            // Now: memory asked of the system. <= max_bytes.
   std::int64_t peak_bytes = 0;
@@ -149,16 +151,14 @@ struct PrefixIndexStats {
 // What it promises in either mode:
 //   * An endpoint is credited with a depth only if it holds every block up to it.
 //   * A block that nobody holds is dropped at once, and after everything is removed the memory is back.
+//   * A look-up never waits. One that races with records or events may miss what is just coming, and never credits what
+//     was not held at one moment during the call.
 //   * Same calls, same answers. No recursion, nothing throws; allocation only while growing, none once at capacity (but
 //     for the keys of a speculation), none in a look-up.
 // In exact mode:
 //   * What an endpoint holds is what its events said, each tier and each copy counted; a lost block in the middle hides
 //     what lies behind it until it comes back.
-//   * A look-up never waits for events. One that races with them may miss what is just coming, and never credits what
-//   was
-//     not held at one moment during the call.
-//   * Events that cannot be what they say (an unknown source, a key behind two parents, too many orphans, no memory)
-//   are
+//   * Events that cannot be what they say (an unknown source, a key behind two parents, too many orphans, no memory) are
 //     refused one by one, counted, and mark the endpoint as wanting a resync.
 // In approximate mode:
 //   * Recording is tentative. The first token, or an end that is not an abort, makes it real; an abort before that
@@ -170,11 +170,10 @@ struct PrefixIndexStats {
 //   * An endpoint never holds more than its capacity, save where the capacity shrank below what live requests pin. A
 //     record evicts to make room; what still does not fit is left out from its tail end.
 //
-// Threads: any call from any thread. In exact mode Match takes no lock; events and the rest take one. In approximate
-// mode Match, Record and what administers take one lock, but not for a prompt of which nobody holds the first block;
-// hashing and copying keys happen outside it. OnFirstToken and an ordinary OnReleased take none: they leave word, which
-// is settled at the latest before anything that depends on it. Costs below are in runs on the prompt's path (a handful)
-// and holders of a run, not in blocks.
+// Threads: any call from any thread. Match takes no lock; records, events and the rest take one, and hashing and copying
+// keys happen outside it. In approximate mode OnFirstToken and an ordinary OnReleased take none: they leave word, which is
+// settled at the latest before anything that depends on it. Costs below are in runs on the prompt's path (a handful) and
+// holders of a run, not in blocks.
 class PrefixIndex {
  public:
   // Returns an index, or kInvalidArgument naming the field, its value and the accepted range.
@@ -189,8 +188,7 @@ class PrefixIndex {
     return {.block_size = options_.block_size, .scheme = options_.scheme, .seed = options_.key_seed};
   }
 
-  // Who holds how much of the prompt. Hashes as far as somebody holds it: one block, then 512, then all of
-  // it; in exact mode run by run.
+  // Who holds how much of the prompt. Hashes as far as somebody holds it, run by run; all of it behind the third run.
   // O(runs * log(run) + holders found).
   void Match(PromptKeys& keys, PrefixMatch& out) const noexcept;
 
@@ -236,9 +234,8 @@ class PrefixIndex {
   // this, and have everything stored again.
   bool WantsResync(EndpointId endpoint) const noexcept;
 
-  // Forgets an endpoint. Visible at once; its memberships are swept then and by later mutating calls, at most 64 each
-  // (besides those in a run whose list of holders has to grow or to split at that moment). Its id stays dead for ever.
-  // No effect on an id that nobody can have. O(1) besides the sweep.
+  // Forgets an endpoint. Visible at once; its memberships are swept then and by later mutating calls, at most 64 each and
+  // a few thousand blocks. Its id stays dead for ever. No effect on an id that nobody can have. O(1) besides the sweep.
   void RemoveEndpoint(EndpointId endpoint) noexcept;
 
   // The endpoint's cache was emptied (a restart in place, a reset): it holds nothing from now on and lives on, capacity
@@ -249,7 +246,7 @@ class PrefixIndex {
   void RetireDead(const FleetView& alive) noexcept;
 
   // Sweeps up to `memberships` of removed endpoints now, and what has expired, for a gateway that has a quiet moment;
-  // returns what remains.
+  // returns what remains to be swept (see pending_sweep), 0 if that is nothing but what live receipts keep.
   std::int64_t Sweep(std::int64_t memberships) noexcept;
 
   PrefixIndexStats Stats() const noexcept;  // O(1).
