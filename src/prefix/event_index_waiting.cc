@@ -28,7 +28,9 @@ bool EventIndex::Reaches(Place place) noexcept {
     place = PlaceOf(At(place.run).parent_key);
     if (place.run == kNone || steps == kMostHanging) return false;
   }
-  for (std::uint32_t at = first; (At(at).state & Run::kOrphan) != 0; at = PlaceOf(At(at).parent_key).run) Store(At(at).state, 0);
+  for (std::uint32_t at = first; (At(at).state & Run::kOrphan) != 0; at = PlaceOf(At(at).parent_key).run) {
+    Store(At(at).state, 0);
+  }
   return true;
 }
 

@@ -261,8 +261,8 @@ bool HistoryIndex::Take(std::uint32_t at, std::uint32_t owner, std::uint32_t fro
   return true;
 }
 
-// Takes up to `most` blocks from the end of a stretch that is the owner's deepest in its run; returns how many. The run may
-// cease to exist.
+// Takes up to `most` blocks from the end of a stretch that is the owner's deepest in its run; returns how many. The run
+// may cease to exist.
 std::int64_t HistoryIndex::CutTail(std::uint32_t owner, std::uint32_t at, std::int64_t most) noexcept {
   Stretch& stretch = StretchAt(at);
   const std::uint32_t run = stretch.run, begin = BeginOf(stretch);
@@ -697,7 +697,9 @@ absl::Status HistoryIndex::AuditMode(std::int64_t& units) {
       const Stretch& stretch = StretchAt(at);
       if (stretch.older != previous || stretch.pins != 0) return Unsound("list of owner ", i);
       if (owner.alive != 0 && stretch.confirmed == 0) return Unsound("stretch ", at, " is tentative without a pin");
-      if (stretch.above != kNone && older.count(stretch.above) > 0) return Unsound("stretch ", at, " is younger than above");
+      if (stretch.above != kNone && older.count(stretch.above) > 0) {
+        return Unsound("stretch ", at, " is younger than the one above");
+      }
       older.insert(at);
       runs.insert(stretch.run);
       previous = at;
