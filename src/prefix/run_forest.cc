@@ -318,7 +318,8 @@ void RunForest::SweepSome(std::int64_t memberships) noexcept {
 
 // Memory that is not needed any more goes back to the system, unless somebody might be reading it.
 void RunForest::GiveBack() noexcept {
-  const bool empty = stats_.runs == 0 && (arena_.used_units() > 0 || table_arena_.used_units() > 0);
+  // One segment of each arena stays anyway, so that a lone event does not go to the system each time.
+  const bool empty = stats_.runs == 0 && (arena_.segments() > 1 || table_arena_.segments() > 1);
   const bool slabs = run_slabs_.HasSurplus() || HasEmptySlabs();
   if ((!empty && !slabs && !arena_.HasSurplus() && !table_arena_.HasSurplus()) || !gate_.Quiet()) return;
   if (empty) table_.Reset();
@@ -332,7 +333,6 @@ void RunForest::GiveBack() noexcept {
     return;
   }
   for (std::uint32_t i = 0; i < owner_count_; ++i) OwnerAt(i).last = {};
-  // One stays of each, so that a lone event does not go to the system each time.
   table_arena_.ReleaseFree(1);
   arena_.ReleaseFree(1);
 }
