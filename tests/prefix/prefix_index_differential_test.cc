@@ -16,6 +16,7 @@
 
 #include "gtest/gtest.h"
 #include "prefix/prefix_test_util.h"
+#include "support/test_run.h"
 #include "tokroute/prefix/prefix_index.h"
 
 namespace tokroute {
@@ -500,7 +501,7 @@ class PrefixIndexDifferentialTest : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(PrefixIndexDifferentialTest, AgreesWithTheModelAfterEveryCall) {
   const std::uint64_t first = TestSeed(1);
-  for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>(5 * TestScale()); ++seed) {
+  for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>((testing_support::kSanitized ? 1 : 5) * TestScale()); ++seed) {
     SCOPED_TRACE("TOKROUTE_TEST_SEED=" + std::to_string(seed));
     Driver(GetParam(), seed).Run();
     if (HasFailure()) return;
@@ -514,7 +515,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, PrefixIndexDifferentialTest, ::testing::ValuesI
 
 TEST(PrefixIndexChaosTest, AtTheMemoryLimitNothingBreaksAndNothingIsMadeUp) {
   const std::uint64_t first = TestSeed(1);
-  for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>(4 * TestScale()); ++seed) {
+  for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>((testing_support::kSanitized ? 2 : 4) * TestScale()); ++seed) {
     SCOPED_TRACE("TOKROUTE_TEST_SEED=" + std::to_string(seed));
     TestRandom random(seed);
     constexpr std::int64_t kLimit = std::int64_t{4} << 20;
