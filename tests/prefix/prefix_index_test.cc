@@ -7,6 +7,7 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <span>
 #include <string>
@@ -775,6 +776,54 @@ TEST(PrefixIndexTest, MemoryShrinksAsItGrew) {
   EXPECT_EQ(user.index->Stats().holder_blocks, 120'000);
   EXPECT_LT(user.index->Stats().bytes, full / 2) << "a tenth is held, in segments half empty at worst";
   ExpectSound(*user.index);
+}
+
+struct CountedMemory {
+  std::int64_t pieces = 0, bytes = 0;
+  static void* Allocate(std::size_t bytes, std::size_t alignment, void* context) noexcept {
+    auto& counted = *static_cast<CountedMemory*>(context);
+    ++counted.pieces;
+    counted.bytes += static_cast<std::int64_t>(bytes);
+    return ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
+  }
+  static void Release(void* memory, std::size_t bytes, void* context) noexcept {
+    auto& counted = *static_cast<CountedMemory*>(context);
+    --counted.pieces;
+    counted.bytes -= static_cast<std::int64_t>(bytes);
+    ::operator delete(memory, std::align_val_t{64});
+  }
+};
+
+TEST(PrefixIndexTest, MemoryComesFromTheCallersHookAndTheReserveStays) {
+  CountedMemory counted;
+  PrefixIndexOptions options{.default_capacity_tokens = std::int64_t{1} << 30,
+                             .reserve_bytes = std::int64_t{4} << 20,
+                             .memory = {&CountedMemory::Allocate, &CountedMemory::Release, &counted}};
+  {
+    IndexUser user(options);
+    const std::int64_t reserve = counted.bytes, pieces = counted.pieces;
+    EXPECT_GE(reserve, std::int64_t{4} << 20);
+    for (std::uint64_t i = 0; i < 100; ++i) user.Store(kA, LongChain(i, 1000));
+    EXPECT_EQ(counted.pieces, pieces) << "100,000 blocks fit the reserve";
+    for (std::uint64_t i = 100; i < 2000; ++i) user.Store(kA, LongChain(i, 1000));
+    EXPECT_GT(counted.bytes, 2'000 * 1000 * 8) << "the keys alone";
+    ExpectSound(*user.index);
+    user.index->RemoveEndpoint(kA);
+    while (user.index->Sweep(64) > 0) {
+    }
+    EXPECT_LE(counted.pieces, pieces + 2) << "the reserve, and a segment for data and one for the table";
+    EXPECT_GE(counted.pieces, pieces);
+  }
+  EXPECT_EQ(counted.pieces, 0);
+  options.memory.release = nullptr;
+  EXPECT_THAT(PrefixIndex::Create(options).status().message(), HasSubstr("PrefixIndexOptions.memory"));
+  options.memory = {};
+  options.reserve_bytes = options.max_bytes;
+  EXPECT_THAT(PrefixIndex::Create(options).status().message(), HasSubstr("PrefixIndexOptions.reserve_bytes"));
+  options.reserve_bytes = std::int64_t{4} << 20;
+  options.memory = {[](std::size_t, std::size_t, void*) noexcept -> void* { return nullptr; },
+                    [](void*, std::size_t, void*) noexcept {}, nullptr};
+  EXPECT_EQ(PrefixIndex::Create(options).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
 // ---- Odd keys ----
