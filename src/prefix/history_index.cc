@@ -13,7 +13,7 @@
 namespace tokroute::internal {
 namespace {
 
-constexpr std::uint32_t kStride = 16;  // Of the blocks that the table knows: a record inserts few, a search probes few.
+constexpr std::uint32_t kStride = 128;  // Of the blocks that the table knows: a record inserts few, a search probes few.
 // Below this no shorter run is tried when memory is tight; evicting comes first.
 constexpr std::uint32_t kLeastSqueezed = 64;
 // Fewer keys are copied on the spot, and behind those of the run that they continue.
