@@ -497,12 +497,12 @@ bool EventIndex::WantsResync(EndpointId id) noexcept {
 }
 
 std::int64_t EventIndex::Sweep(std::int64_t memberships) noexcept {
-  const MutexLock lock(mutex_);
-  ExpireOrphans();
-  ExpireSpeculations(options_.clock.Now());
-  SweepSome(memberships);
-  GiveBack();
-  return first_dead_ != kNone ? stats_.pending_sweep : 0;
+  {
+    const MutexLock lock(mutex_);
+    ExpireOrphans();
+    ExpireSpeculations(options_.clock.Now());
+  }
+  return RunForest::Sweep(memberships);
 }
 
 absl::Status EventIndex::AuditMode(std::int64_t& units) {

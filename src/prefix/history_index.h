@@ -6,7 +6,8 @@
 // Invariants (Audit checks them):
 //   * Who holds a block of a run holds all of the run's parent up to there. So a run's parent outlives it, and stays where
 //     it is.
-//   * A pinned stretch is on some live receipt's path, and so is all above it. An unpinned one is real (confirmed).
+//   * A pinned stretch is on some live receipt's path, and so is all above it. An unpinned one of a living
+//     endpoint is real (confirmed).
 //   * In an endpoint's order of use a stretch comes before (is older than) what lies above it, so trimming the oldest
 //     one's tail never leaves a gap.
 //   * Of the dead, what live receipts have pinned stays until they are released, since a retry elsewhere needs its keys.

@@ -25,14 +25,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing_support::kSanitized;
 
-constexpr EndpointId kA{0, 1}, kB{1, 1};
-const KvSource kDeviceA{kA}, kHostA{kA, StorageTier::kHost}, kDeviceB{kB};
 constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
-
-struct ManualClock {
-  std::chrono::nanoseconds now{};
-  std::chrono::nanoseconds Now() const noexcept { return now; }
-};
 
 std::vector<TokenId> Tokens(std::uint64_t seed, std::int64_t count) {
   TestRandom random(seed);

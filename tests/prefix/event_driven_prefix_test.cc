@@ -20,11 +20,6 @@ using ::testing::HasSubstr;
 using testing_support::AddEndpoints;
 using testing_support::Upstream;
 
-struct ManualClock {
-  std::chrono::nanoseconds now{};
-  std::chrono::nanoseconds Now() const noexcept { return now; }
-};
-
 class EventDrivenPrefixTest : public ::testing::Test {
  protected:
   EventDrivenPrefixTest() {

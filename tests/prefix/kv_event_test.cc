@@ -28,13 +28,6 @@ namespace {
 using ::testing::HasSubstr;
 using testing_support::kSanitized;
 
-constexpr EndpointId kA{0, 1}, kB{1, 1};
-const KvSource kDeviceA{kA}, kHostA{kA, StorageTier::kHost}, kDeviceB{kB};
-
-struct ManualClock {
-  std::chrono::nanoseconds now{};
-  std::chrono::nanoseconds Now() const noexcept { return now; }
-};
 
 class KvEventTest : public ::testing::Test {
  protected:

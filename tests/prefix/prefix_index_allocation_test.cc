@@ -3,78 +3,21 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "prefix/prefix_test_util.h"
+#include "support/replaced_new.h"
 #include "tokroute/prefix/prefix_index.h"
-
-// ThreadSanitizer's runtime brings its own operator new, which cannot be replaced beside it. Nothing here has threads.
-#if defined(__SANITIZE_THREAD__)
-#define TOKROUTE_TEST_COUNTS 0
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define TOKROUTE_TEST_COUNTS 0
-#endif
-#endif
-#ifndef TOKROUTE_TEST_COUNTS
-#define TOKROUTE_TEST_COUNTS 1
-#endif
-
-namespace {
-std::atomic<std::int64_t> allocations{0};
-}  // namespace
-
-#if TOKROUTE_TEST_COUNTS
-namespace {
-// Not inlined: GCC would see a pointer from operator new reach free, and warn.
-[[gnu::noinline]] void Free(void* memory) noexcept { std::free(memory); }
-
-[[gnu::noinline]] void* Allocate(std::size_t bytes, std::size_t alignment) noexcept {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  if (alignment <= alignof(std::max_align_t)) return std::malloc(bytes != 0 ? bytes : 1);
-  return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-}
-void* AllocateOrDie(std::size_t bytes, std::size_t alignment) noexcept {
-  void* memory = Allocate(bytes, alignment);
-  if (memory == nullptr) std::abort();
-  return memory;
-}
-}  // namespace
-
-void* operator new(std::size_t bytes) { return AllocateOrDie(bytes, 1); }
-void* operator new[](std::size_t bytes) { return AllocateOrDie(bytes, 1); }
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return Allocate(bytes, 1); }
-void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return Allocate(bytes, 1); }
-void* operator new(std::size_t bytes, std::align_val_t at) {
-  return AllocateOrDie(bytes, static_cast<std::size_t>(at));
-}
-void* operator new[](std::size_t bytes, std::align_val_t at) {
-  return AllocateOrDie(bytes, static_cast<std::size_t>(at));
-}
-void* operator new(std::size_t bytes, std::align_val_t at, const std::nothrow_t&) noexcept {
-  return Allocate(bytes, static_cast<std::size_t>(at));
-}
-void* operator new[](std::size_t bytes, std::align_val_t at, const std::nothrow_t&) noexcept {
-  return Allocate(bytes, static_cast<std::size_t>(at));
-}
-void operator delete(void* memory) noexcept { Free(memory); }
-void operator delete[](void* memory) noexcept { Free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { Free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { Free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { Free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { Free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { Free(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { Free(memory); }
-#endif
 
 namespace tokroute {
 namespace {
 
+std::atomic<std::int64_t> allocations{0};
+
 TEST(PrefixIndexAllocationTest, NoneOnceAtCapacity) {
-  if (!TOKROUTE_TEST_COUNTS) GTEST_SKIP() << "allocations cannot be counted in this build";
+  if (!testing_support::kReplacesNew) GTEST_SKIP() << "allocations cannot be counted in this build";
+  testing_support::on_allocation = [] { return allocations.fetch_add(1, std::memory_order_relaxed), true; };
   constexpr std::uint32_t kEndpoints = 8;
   IndexUser user({.default_capacity_tokens = 16 * 3000});
   PrefixIndex& index = *user.index;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <list>
 #include <map>
+#include <new>
 #include <memory>
 #include <set>
 #include <span>
@@ -580,6 +581,86 @@ TEST(PrefixIndexChaosTest, AtTheMemoryLimitNothingBreaksAndNothingIsMadeUp) {
     EXPECT_EQ(index.Stats().runs, 0);
     EXPECT_LE(index.Stats().bytes, std::int64_t{1} << 20) << "a segment for data, and one for the table";
     EXPECT_TRUE(index.Audit().ok()) << index.Audit();
+  }
+}
+
+// A hook that has no memory one time in so many.
+struct ScarceMemory {
+  TestRandom random{1};
+  std::uint64_t one_in = 0;
+  std::int64_t pieces = 0, refused = 0;
+  static void* Allocate(std::size_t bytes, std::size_t alignment, void* context) noexcept {
+    auto& scarce = *static_cast<ScarceMemory*>(context);
+    if (scarce.one_in != 0 && scarce.random.OneIn(scarce.one_in)) return ++scarce.refused, nullptr;
+    ++scarce.pieces;
+    return ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
+  }
+  static void Release(void* memory, std::size_t, void* context) noexcept {
+    --static_cast<ScarceMemory*>(context)->pieces;
+    ::operator delete(memory, std::align_val_t{64});
+  }
+};
+
+TEST(PrefixIndexChaosTest, MemoryThatIsNotToBeHadBreaksNothing) {
+  const std::uint64_t first = TestSeed(1);
+  for (const IndexMode mode : {IndexMode::kApproximate, IndexMode::kExact}) {
+    for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>(3 * TestScale()); ++seed) {
+      SCOPED_TRACE("TOKROUTE_TEST_SEED=" + std::to_string(seed));
+      TestRandom random(seed);
+      ScarceMemory scarce{.random = TestRandom(seed + 100), .one_in = 2 + seed % 2 * 3};
+      {
+        IndexUser user({.mode = mode,
+                        .default_capacity_tokens = 16 * 200'000,
+                        .max_bytes = std::int64_t{16} << 20,
+                        .memory = {&ScarceMemory::Allocate, &ScarceMemory::Release, &scarce}});
+        PrefixIndex& index = *user.index;
+        std::vector<PrefixReceipt> live;
+        std::uint32_t incarnation = 1;
+        for (int op = 0; op < 2000; ++op) {
+          const EndpointId id{static_cast<std::uint32_t>(random.Below(5)), incarnation};
+          const std::vector<BlockKey> prompt =
+              LongChain(random.Below(40), 1 + static_cast<std::int64_t>(random.Below(random.OneIn(20) ? 9000 : 300)));
+          const std::uint64_t what = random.Below(100);
+          if (what < 60 && mode == IndexMode::kExact) {
+            (void)index.Stored({id}, std::nullopt, prompt);
+          } else if (what < 60) {
+            live.push_back(user.Record(id, prompt));
+          } else if (what < 80 && mode == IndexMode::kExact) {
+            (void)index.Removed({id}, prompt);
+          } else if (what < 80 && !live.empty()) {
+            std::swap(live[random.Below(live.size())], live.back());
+            if (random.OneIn(4)) {
+              live.back() = index.Move(live.back(), {static_cast<std::uint32_t>(random.Below(5)), incarnation}, nullptr);
+            } else {
+              index.OnReleased(live.back(), random.OneIn(3));
+              live.pop_back();
+            }
+          } else if (what == 99) {
+            index.ClearEndpoint(id);
+          } else if (what == 98 && random.OneIn(10)) {
+            for (std::uint32_t slot = 0; slot < 5; ++slot) index.RemoveEndpoint({slot, incarnation});
+            ++incarnation;
+          } else {
+            for (const PrefixMatch::Holder& holder : user.Match(prompt).holders()) {
+              ASSERT_LE(holder.blocks, index.HeldBlocks(holder.endpoint));
+            }
+          }
+          if (op % 50 == 0) {
+            const absl::Status audit = index.Audit();
+            ASSERT_TRUE(audit.ok()) << audit << " at " << op;
+          }
+        }
+        for (PrefixReceipt& receipt : live) index.OnReleased(receipt, true);
+        for (std::uint32_t slot = 0; slot < 5; ++slot) index.RemoveEndpoint({slot, incarnation});
+        while (index.Sweep(1000) > 0) {
+        }
+        EXPECT_EQ(index.Stats().runs, 0);
+        EXPECT_LE(scarce.pieces, 2);
+        EXPECT_TRUE(index.Audit().ok()) << index.Audit();
+      }
+      EXPECT_EQ(scarce.pieces, 0);
+      EXPECT_GT(scarce.refused, 0);
+    }
   }
 }
 

@@ -27,7 +27,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr EndpointId kA{0, 1}, kB{1, 1}, kC{2, 1};
 
 static_assert(std::is_trivially_copyable_v<PrefixReceipt> && sizeof(PrefixReceipt) <= 32);
 

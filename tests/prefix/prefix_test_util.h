@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "tokroute/fleet_view.h"
 #include "tokroute/fwd.h"
 #include "tokroute/prefix/block_key.h"
+#include "tokroute/prefix/kv_event.h"
 #include "tokroute/prefix/prefix_index.h"
 #include "tokroute/request.h"
 
@@ -55,6 +57,16 @@ inline std::vector<BlockKey> LongChain(std::uint64_t root, std::int64_t blocks) 
   for (BlockKey& key : keys) key = parent = ChainKey(parent, 0);
   return keys;
 }
+
+// A clock that stands still until it is set.
+struct ManualClock {
+  std::chrono::nanoseconds now{};
+  std::chrono::nanoseconds Now() const noexcept { return now; }
+};
+
+// Sources of events.
+inline constexpr EndpointId kA{0, 1}, kB{1, 1}, kC{2, 1};
+inline const KvSource kDeviceA{kA}, kHostA{kA, StorageTier::kHost}, kDeviceB{kB};
 
 // An index and one caller's scratch.
 struct IndexUser {

@@ -153,7 +153,7 @@ class EngineKeys {
   // went. Does not sweep the index.
   std::int64_t Sweep(std::int64_t slots) noexcept;
 
-  EngineKeysStats Stats() const noexcept;  // O(1).
+  EngineKeysStats Stats() const noexcept;  // O(domains, endpoints' own included).
 
   // Compares everything with its own counters. For tests and debugging: O(size), under the lock, allocates.
   absl::Status Audit() const;
