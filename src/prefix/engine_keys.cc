@@ -2,19 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
-#include <list>
 #include <memory>
 #include <new>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,19 +17,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "internal/no_memory.h"
-#include "prefix/arena.h"
 #include "prefix/block_hash.h"
-#include "prefix/key_map.h"
-#include "prefix/prefix_engine.h"
-#include "tokroute/internal/mutex.h"
+#include "prefix/engine_keys_state.h"
 
 namespace tokroute {
 inline namespace v0 {
 namespace {
 
-using internal::Arena;
-using internal::MemoryBudget;
-using internal::Mutex;
 using internal::MutexLock;
 using internal::SeenBlock;
 
@@ -44,30 +33,10 @@ constexpr std::size_t kChunk = 64;  // Of what is asked of the index at a time.
 constexpr std::size_t kAhead = 12;  // Names fetched ahead.
 
 // How many slots the hand looks at: quarters of a slot for each block of an event.
-constexpr std::uint32_t kLeastPace = 1, kMostPace = 64, kHandStep = 16, kMostHandStep = 256;
+constexpr std::uint32_t kMostPace = 64, kHandStep = 16, kMostHandStep = 256;
 constexpr std::int64_t kFullStep = 1024;  // Slots, when there is no room.
 // Where at least one in so many names is found to be gone, the hand goes faster.
 constexpr std::int64_t kMany = 8;
-
-// Named domains are numbered from 1; an endpoint's own is this much and its slot.
-constexpr std::uint32_t kOwn = 0x80000000u;
-
-// What a kept event's lists and entries in two hash tables take, more or less.
-constexpr std::int64_t kKeptBytes = 256, kKeptBlockBytes = 72;
-
-// SplitMix64's finisher.
-std::uint64_t Mix(std::uint64_t z) noexcept {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
-std::uint64_t Mix(std::uint64_t a, std::uint64_t b) noexcept { return Mix(Mix(a) + 0x9E3779B97F4A7C15u * (b + 1)); }
-
-// The name under which part `part` (0 ..) of an engine's block is known; the last part has the block's own. Equal to
-// another block's name once in 2^64, and then it is a conflict.
-EngineKey NameOfPart(EngineKey engine_key, std::uint32_t part, std::uint32_t parts) noexcept {
-  return part + 1 == parts ? engine_key : Mix(engine_key, part + 1);
-}
 
 // 64-bit words for the length of a call; most events are short.
 class Words {
@@ -90,137 +59,6 @@ class Words {
 };
 
 }  // namespace
-
-class EngineKeys::State {
- public:
-  State(internal::PrefixEngine& engine, const PrefixIndex& index, std::int64_t max_bytes)
-      : engine_(engine),
-        index_options_(index.options()),
-        key_options_(index.key_options()),
-        budget_(max_bytes),
-        segments_(budget_, max_bytes, {}),
-        arena_(segments_),
-        own_(kMaxEndpoints),
-        notes_(kMaxEndpoints) {
-    named_.reserve(kMaxHashDomains);
-    tables_.reserve(kMaxHashDomains + kMaxEndpoints);
-    (void)budget_.Take(static_cast<std::int64_t>(kMaxEndpoints * (sizeof own_[0] + sizeof notes_[0]) +
-                                                 (kMaxHashDomains + kMaxEndpoints) * sizeof tables_[0]));
-  }
-
-  absl::StatusOr<HashDomain> Domain(std::string_view name);
-  KvResult Stored(const KvSource& source, HashDomain domain, const EngineBlocks& blocks) noexcept;
-  KvResult Removed(const KvSource& source, HashDomain domain, std::span<const EngineKey> engine_keys) noexcept;
-  KvSequence Sequence(EndpointId endpoint, std::uint64_t number) noexcept;
-  void Forget(EndpointId endpoint, bool for_ever) noexcept;
-  std::int64_t Sweep(std::int64_t slots) noexcept;
-  EngineKeysStats Stats() noexcept;
-  absl::Status Audit();
-
- private:
-  using Map = internal::KeyMap<BlockKey, 0>;  // From names to our keys, which are never 0.
-
-  struct Table {
-    Table(MemoryBudget& budget, Arena& arena, std::uint64_t secret) noexcept : map(budget, arena, secret) {}
-    Map map;
-    Map::Cursor cursor = {};
-    EndpointId owner = {};       // Of an endpoint's own domain; else nobody.
-    std::uint32_t at = 0;        // In tables_.
-    bool has_parts = false;      // Some of its blocks are several of the index's.
-    std::string name = {};       // Of a named one.
-  };
-
-  // An event that waits for its parent.
-  struct Kept {
-    KvSource source;
-    std::uint32_t domain = 0;
-    EngineKey parent = 0;
-    std::uint32_t parts = 1;
-    bool keyed = false;  // `contents` are our keys.
-    std::chrono::nanoseconds deadline{};
-    std::vector<EngineKey> engine_keys;
-    std::vector<std::uint64_t> contents;  // `parts` for each.
-    std::vector<bool> gone;               // Removed meanwhile: what is behind them is still to be chained to them.
-    std::size_t left = 0;                 // Engine keys that are not.
-  };
-  using KeptEvents = std::list<Kept>;
-  struct KeptBlock {
-    KeptEvents::iterator event;
-    std::uint32_t at = 0;  // Of its engine_keys.
-  };
-  struct Note {
-    std::uint32_t incarnation = 0;  // Whose events are kept.
-    std::int64_t kept = 0;          // Blocks of the index's size.
-  };
-
-  static std::uint64_t WaitsFor(std::uint32_t domain, EngineKey parent) noexcept { return Mix(parent, domain); }
-  static std::uint64_t KeptAs(const KvSource& source, std::uint32_t domain, EngineKey key) noexcept {
-    return Mix(Mix(key, domain), std::uint64_t{source.endpoint.slot} << 8 | static_cast<std::uint64_t>(source.tier));
-  }
-
-  KvResult Check(const EngineBlocks& blocks, std::uint32_t& parts) const noexcept;
-  KvResult Refuse(KvResult result, EndpointId endpoint) noexcept TOKROUTE_REQUIRES(mutex_);
-
-  // ---- Domains.
-  std::optional<std::uint32_t> DomainOf(const KvSource& source, HashDomain domain) noexcept TOKROUTE_REQUIRES(mutex_);
-  Table* TableOf(std::uint32_t domain) noexcept TOKROUTE_REQUIRES(mutex_);
-  Table* MakeOwn(EndpointId endpoint) noexcept TOKROUTE_REQUIRES(mutex_);
-  std::unique_ptr<Table> NewTable(std::string_view name) noexcept TOKROUTE_REQUIRES(mutex_);
-  void DropOwn(std::uint32_t slot) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Empty(Table& table) noexcept TOKROUTE_REQUIRES(mutex_);
-  void GiveBack() noexcept TOKROUTE_REQUIRES(mutex_);
-
-  // ---- Names.
-  KvResult Name(Table& table, EngineKey name, BlockKey key, std::span<const BlockKey> event, bool& fresh) noexcept
-      TOKROUTE_REQUIRES(mutex_);
-  KvResult Place(const KvSource& source, std::uint32_t domain, std::optional<BlockKey> parent,
-                 std::span<const EngineKey> engine_keys, std::uint32_t parts, std::span<const BlockKey> keys) noexcept
-      TOKROUTE_REQUIRES(mutex_);
-  KvResult PlaceSome(const KvSource& source, std::uint32_t domain, std::optional<BlockKey> parent,
-                     std::span<const EngineKey> engine_keys, std::uint32_t parts, std::span<const BlockKey> keys,
-                     std::size_t& count, bool& refused) noexcept TOKROUTE_REQUIRES(mutex_);
-  KvResult PlaceCopies(const KvSource& source, std::uint32_t domain, std::span<const EngineKey> engine_keys) noexcept
-      TOKROUTE_REQUIRES(mutex_);
-  template <class F>
-  bool ForParts(const Table& table, EngineKey engine_key, F&& f) const noexcept TOKROUTE_REQUIRES(mutex_);
-  std::int64_t DropGone(Table& table, std::span<const EngineKey> names, std::span<const BlockKey> keys) noexcept
-      TOKROUTE_REQUIRES(mutex_);
-  std::int64_t TurnHand(std::int64_t slots) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Tend(std::size_t blocks) noexcept TOKROUTE_REQUIRES(mutex_);
-
-  // ---- What is kept.
-  KvResult Keep(const KvSource& source, std::uint32_t domain, const EngineBlocks& blocks, std::uint32_t parts,
-                std::span<const std::uint64_t> contents) noexcept TOKROUTE_REQUIRES(mutex_);
-  bool TakeKept(const KvSource& source, std::uint32_t domain, EngineKey key) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Unlist(KeptEvents::iterator event) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Awaken(std::uint32_t domain, std::span<const EngineKey> engine_keys, KeptEvents& awake) noexcept
-      TOKROUTE_REQUIRES(mutex_);
-  void Adopt(std::uint32_t domain, std::span<const EngineKey> engine_keys) noexcept TOKROUTE_REQUIRES(mutex_);
-  void Apply(Kept& event, BlockKey parent) noexcept TOKROUTE_REQUIRES(mutex_);
-  void DropKept(KeptEvents::iterator event) noexcept TOKROUTE_REQUIRES(mutex_);
-  void DropKeptOf(std::uint32_t slot) noexcept TOKROUTE_REQUIRES(mutex_);
-  void ExpireKept() noexcept TOKROUTE_REQUIRES(mutex_);
-
-  internal::PrefixEngine& engine_;
-  const PrefixIndexOptions index_options_;
-  const KeyOptions key_options_;
-  mutable Mutex mutex_;
-  MemoryBudget budget_ TOKROUTE_GUARDED_BY(mutex_);
-  internal::SegmentPool segments_ TOKROUTE_GUARDED_BY(mutex_);
-  Arena arena_ TOKROUTE_GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<Table>> named_ TOKROUTE_GUARDED_BY(mutex_);  // By number - 1.
-  std::vector<std::unique_ptr<Table>> own_ TOKROUTE_GUARDED_BY(mutex_);    // By slot.
-  std::vector<Table*> tables_ TOKROUTE_GUARDED_BY(mutex_);                 // All of them; never grows beyond its room.
-  std::uint32_t hand_ TOKROUTE_GUARDED_BY(mutex_) = 0;                     // The table where it is.
-  std::uint32_t pace_ TOKROUTE_GUARDED_BY(mutex_) = kLeastPace;
-  std::uint64_t due_ TOKROUTE_GUARDED_BY(mutex_) = 0;  // Quarters of slots.
-
-  std::vector<Note> notes_ TOKROUTE_GUARDED_BY(mutex_);  // By slot.
-  KeptEvents kept_ TOKROUTE_GUARDED_BY(mutex_);          // By deadline.
-  std::unordered_multimap<std::uint64_t, KeptEvents::iterator> waiting_ TOKROUTE_GUARDED_BY(mutex_);  // By WaitsFor.
-  std::unordered_multimap<std::uint64_t, KeptBlock> kept_blocks_ TOKROUTE_GUARDED_BY(mutex_);         // By KeptAs.
-  EngineKeysStats stats_ TOKROUTE_GUARDED_BY(mutex_);
-};
 
 // ---- Domains ----
 
@@ -656,198 +494,6 @@ std::int64_t EngineKeys::State::Sweep(std::int64_t slots) noexcept {
   }
   GiveBack();
   return before - stats_.names;
-}
-
-// ---- What waits for its parent ----
-
-KvResult EngineKeys::State::Keep(const KvSource& source, std::uint32_t domain, const EngineBlocks& blocks,
-                                 std::uint32_t parts, std::span<const std::uint64_t> contents) noexcept {
-  if (const KvResult source_is = engine_.Removed(source, {}); source_is != KvResult::kApplied) return source_is;
-  ++stats_.unknown_parents;
-  Note& note = notes_[source.endpoint.slot];
-  if (note.incarnation != source.endpoint.incarnation) {
-    DropKeptOf(source.endpoint.slot);
-    note.incarnation = source.endpoint.incarnation;
-  }
-  const auto count = static_cast<std::int64_t>(contents.size());
-  const std::int64_t bytes = kKeptBytes + std::ssize(blocks.engine_keys) * kKeptBlockBytes + count * 8;
-  const bool room = note.kept + count <= index_options_.max_orphan_blocks;
-  if (!room || !budget_.Take(bytes)) {
-    if (room) ++stats_.cap_hits;
-    stats_.dropped_blocks += count;
-    return Refuse(KvResult::kUnknownParent, source.endpoint);
-  }
-  const std::size_t before = kept_.size();
-  TOKROUTE_TRY {
-    Kept& kept = kept_.emplace_back();
-    kept.source = source;
-    kept.domain = domain;
-    kept.parent = *blocks.parent;
-    kept.parts = parts;
-    kept.keyed = !blocks.keys.empty();
-    kept.deadline = index_options_.clock.Now() + index_options_.orphan_ttl;
-    kept.contents.assign(contents.begin(), contents.end());
-    kept.gone.assign(blocks.engine_keys.size(), false);
-    kept.engine_keys.assign(blocks.engine_keys.begin(), blocks.engine_keys.end());
-    kept.left = kept.engine_keys.size();
-    const auto event = std::prev(kept_.end());
-    waiting_.emplace(WaitsFor(domain, kept.parent), event);
-    for (std::uint32_t i = 0; i < kept.engine_keys.size(); ++i) {
-      kept_blocks_.emplace(KeptAs(source, domain, kept.engine_keys[i]), KeptBlock{event, i});
-    }
-  }
-  TOKROUTE_NO_MEMORY {
-    if (kept_.size() > before) {
-      Unlist(std::prev(kept_.end()));
-      kept_.pop_back();
-    }
-    budget_.Give(bytes);
-    ++stats_.cap_hits;
-    stats_.dropped_blocks += count;
-    return Refuse(KvResult::kUnknownParent, source.endpoint);
-  }
-  note.kept += count;
-  stats_.kept_blocks += count;
-  return KvResult::kUnknownParent;
-}
-
-// Takes an event out of the two hash tables.
-void EngineKeys::State::Unlist(KeptEvents::iterator event) noexcept {
-  const auto erase = [](auto& table, std::uint64_t hash, auto&& is_it) {
-    for (auto [it, end] = table.equal_range(hash); it != end; ++it) {
-      if (!is_it(it->second)) continue;
-      table.erase(it);
-      return;
-    }
-  };
-  erase(waiting_, WaitsFor(event->domain, event->parent), [&](const auto& other) { return other == event; });
-  for (std::uint32_t i = 0; i < event->engine_keys.size(); ++i) {
-    if (event->gone[i]) continue;
-    erase(kept_blocks_, KeptAs(event->source, event->domain, event->engine_keys[i]),
-          [&](const KeptBlock& block) { return block.event == event && block.at == i; });
-  }
-  if (waiting_.empty()) {  // Their buckets are not worth keeping.
-    waiting_ = {};
-    kept_blocks_ = {};
-  }
-}
-
-// The event, no longer listed, is over.
-void EngineKeys::State::DropKept(KeptEvents::iterator event) noexcept {
-  const auto left = static_cast<std::int64_t>(event->left * event->parts);
-  stats_.kept_blocks -= left;
-  notes_[event->source.endpoint.slot].kept -= left;
-  budget_.Give(kKeptBytes + std::ssize(event->engine_keys) * kKeptBlockBytes + std::ssize(event->contents) * 8);
-}
-
-// One copy of that block is not kept any more. False: there was none.
-bool EngineKeys::State::TakeKept(const KvSource& source, std::uint32_t domain, EngineKey key) noexcept {
-  for (auto [it, end] = kept_blocks_.equal_range(KeptAs(source, domain, key)); it != end; ++it) {
-    const auto [event, at] = it->second;
-    if (event->source.endpoint != source.endpoint || event->source.tier != source.tier || event->domain != domain ||
-        event->engine_keys[at] != key) {
-      continue;
-    }
-    kept_blocks_.erase(it);
-    event->gone[at] = true;
-    --event->left;
-    stats_.kept_blocks -= event->parts;
-    stats_.removed_kept_blocks += event->parts;
-    notes_[source.endpoint.slot].kept -= event->parts;
-    if (event->left == 0) {
-      Unlist(event);
-      DropKept(event);
-      kept_.erase(event);
-    }
-    return true;
-  }
-  return false;
-}
-
-// Moves the events that wait for one of these keys, if it has a name now, to the end of `awake`. They are listed no
-// more.
-void EngineKeys::State::Awaken(std::uint32_t domain, std::span<const EngineKey> engine_keys,
-                               KeptEvents& awake) noexcept {
-  const Table* const table = TableOf(domain);
-  if (table == nullptr) return;
-  for (const EngineKey key : engine_keys) {
-    if (waiting_.empty()) return;
-    if (table->map.Find(key) == 0) continue;
-    for (bool again = true; again;) {
-      again = false;
-      for (auto [it, end] = waiting_.equal_range(WaitsFor(domain, key)); it != end; ++it) {
-        const KeptEvents::iterator event = it->second;
-        if (event->domain != domain || event->parent != key) continue;
-        Unlist(event);
-        awake.splice(awake.end(), kept_, event);
-        again = true;
-        break;
-      }
-    }
-  }
-}
-
-// These keys may have got names: what waited for them is applied, and what waits for that.
-void EngineKeys::State::Adopt(std::uint32_t domain, std::span<const EngineKey> engine_keys) noexcept {
-  KeptEvents awake;
-  for (Awaken(domain, engine_keys, awake); !awake.empty(); awake.pop_front()) {
-    Kept& event = awake.front();
-    DropKept(awake.begin());
-    const auto blocks = static_cast<std::int64_t>(event.left * event.parts);
-    const Table* const table = TableOf(domain);
-    const BlockKey parent = table != nullptr ? table->map.Find(event.parent) : 0;
-    if (parent == 0) {  // For want of room for others, its name has gone with its block.
-      stats_.dropped_blocks += blocks;
-      engine_.MarkResync(event.source.endpoint);
-      continue;
-    }
-    stats_.adopted_blocks += blocks;
-    Apply(event, parent);
-    Awaken(domain, event.engine_keys, awake);
-  }
-}
-
-// What was removed in the middle cuts the event in two: the second part hangs behind a block that nobody may hold.
-void EngineKeys::State::Apply(Kept& event, BlockKey parent) noexcept {
-  if (!event.keyed) {
-    std::uint64_t chain = parent;
-    for (std::uint64_t& word : event.contents) word = chain = internal::LinkBlock(key_options_.scheme, word, chain);
-  }
-  const std::span<const BlockKey> keys = event.contents;
-  for (std::size_t i = 0, next = 0; i < event.engine_keys.size(); i = next) {
-    next = i + 1;
-    if (event.gone[i]) continue;
-    while (next < event.engine_keys.size() && !event.gone[next]) ++next;
-    const BlockKey before = i > 0 ? keys[i * event.parts - 1] : parent;
-    const KvResult result = Place(event.source, event.domain, before,
-                                  std::span<const EngineKey>(event.engine_keys).subspan(i, next - i), event.parts,
-                                  keys.subspan(i * event.parts, (next - i) * event.parts));
-    if (result != KvResult::kApplied && result != KvResult::kUnknownParent) return;
-  }
-}
-
-void EngineKeys::State::DropKeptOf(std::uint32_t slot) noexcept {
-  if (notes_[slot].kept == 0) return;
-  for (auto event = kept_.begin(); event != kept_.end();) {
-    const auto at = event++;
-    if (at->source.endpoint.slot != slot) continue;
-    Unlist(at);
-    DropKept(at);
-    kept_.erase(at);
-  }
-}
-
-void EngineKeys::State::ExpireKept() noexcept {
-  if (kept_.empty()) return;
-  const std::chrono::nanoseconds now = index_options_.clock.Now();
-  while (!kept_.empty() && kept_.front().deadline <= now) {
-    const auto event = kept_.begin();
-    stats_.dropped_blocks += static_cast<std::int64_t>(event->left * event->parts);
-    engine_.MarkResync(event->source.endpoint);
-    Unlist(event);
-    DropKept(event);
-    kept_.erase(event);
-  }
 }
 
 // ---- The rest ----
