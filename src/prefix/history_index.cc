@@ -665,15 +665,17 @@ void HistoryIndex::Release(std::uint32_t entry) noexcept {
 absl::Status HistoryIndex::AuditMode(std::int64_t& units) {
   units += stretch_slabs_.units();
   std::int64_t live_receipts = 0, in_use = 0, dead = 0, memberships = 0;
-  std::unordered_map<std::uint32_t, std::uint32_t> pins;  // By stretch.
+  std::unordered_map<std::uint32_t, std::uint32_t> pins;                            // By stretch.
+  std::unordered_map<std::uint32_t, std::unordered_set<std::uint32_t>> pinned_runs;  // By owner.
   for (std::uint32_t i = 0; i < live_.size(); ++i) {
     const LiveReceipt& live = live_[i];
     if (live.state.load(std::memory_order_relaxed) == 0) continue;
     ++live_receipts;
-    bool ends = false;
     for (std::uint32_t run = live.run, blocks = live.blocks; run != kNone; run = At(run).parent) {
       const Holder* holder = Held(run, live.owner);
       if (holder == nullptr || holder->cutoff < blocks) return Unsound("receipt ", i, " ends in a run that is gone");
+      pinned_runs[live.owner].insert(run);
+      bool ends = false;
       for (std::uint32_t at = DeepestIn(run, *holder); at != kNone; at = StretchAt(at).above) {
         ends |= StretchAt(at).end == blocks;
         if (StretchAt(at).end <= blocks) ++pins[at];
@@ -706,12 +708,8 @@ absl::Status HistoryIndex::AuditMode(std::int64_t& units) {
     }
     if (owner.lists[0].newest != previous) return Unsound("list of owner ", i, " ends elsewhere");
     if (owner.alive == 0) dead += owner.stretches;
-    for (const auto& [at, count] : pins) {
-      if (Held(StretchAt(at).run, i) == nullptr) continue;
-      for (std::uint32_t s = DeepestIn(StretchAt(at).run, *Held(StretchAt(at).run, i)); s != kNone;
-           s = StretchAt(s).above) {
-        if (s == at) runs.insert(StretchAt(at).run);
-      }
+    if (const auto pinned = pinned_runs.find(i); pinned != pinned_runs.end()) {
+      runs.insert(pinned->second.begin(), pinned->second.end());
     }
     for (std::uint32_t run : runs) {
       const Holder* holder = Held(run, i);
