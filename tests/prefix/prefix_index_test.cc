@@ -547,6 +547,46 @@ TEST(PrefixIndexTest, RecordersOfOnePromptWaitForItsKeys) {
   ExpectSound(*user.index);
 }
 
+TEST(PrefixIndexTest, ALookUpThatRacesNeverCreditsMore) {
+  // Eight endpoints hold ever more of one chain, each never beyond its own mark, while runs are evicted, freed and made
+  // again all around.
+  IndexUser user(Blocks(3'000));
+  const std::vector<BlockKey> chain = LongChain(1, 2'000);
+  const auto mark = [](std::uint32_t slot) { return 100 + 200 * std::size_t{slot}; };
+  std::atomic<bool> stop{false};
+  const auto write = [&](std::uint64_t seed) {
+    IndexUser mine(user.index);
+    TestRandom random(seed);
+    for (int i = 0; i < (testing_support::kSanitized ? 2'000 : 20'000); ++i) {
+      const EndpointId id{static_cast<std::uint32_t>(random.Below(8)), 1};
+      const std::size_t blocks = 1 + random.Below(mark(id.slot));
+      std::vector<BlockKey> keys(chain.begin(), chain.begin() + static_cast<std::ptrdiff_t>(blocks));
+      // Some go on elsewhere; some are of another chain.
+      for (std::uint64_t n = random.Below(300); n > 0; --n) {
+        keys.push_back(ChainKey(keys.back(), seed * 1000 + random.Below(3)));
+      }
+      if (random.OneIn(3)) keys = LongChain(100 + random.Below(20), static_cast<std::int64_t>(blocks));
+      PrefixReceipt receipt = mine.Record(id, keys);
+      mine.index->OnReleased(receipt, random.OneIn(4));
+      if (random.OneIn(500)) mine.index->ClearEndpoint(id);
+    }
+  };
+  std::thread reader([&] {
+    IndexUser mine(user.index);
+    while (!stop.load()) {
+      for (const PrefixMatch::Holder& holder : mine.Match(chain).holders()) {
+        ASSERT_LE(holder.blocks, static_cast<std::int64_t>(mark(holder.endpoint.slot)));
+      }
+    }
+  });
+  std::thread other([&] { write(2); });
+  write(3);
+  other.join();
+  stop = true;
+  reader.join();
+  ExpectSound(*user.index);
+}
+
 TEST(PrefixIndexTest, RemovalIsVisibleAtOnceAndSweptInSteps) {
   IndexUser user(Blocks(100'000));
   PrefixIndex& index = *user.index;
