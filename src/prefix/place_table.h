@@ -6,7 +6,8 @@
 // grow by a half or a third, split and shrink one at a time, from what their slots say: the longest pause is the split
 // of 256 slots, whatever the size. Tables live in the arena, so the memory cap covers them.
 //
-// A reader that races with the writer may miss a key that is there, or be shown a place where it is no more.
+// A reader that races with the writer may be shown a place where its key is no more. That it misses a key that is there, it
+// finds out: a table counts what moves its slots, and whoever misses looks at the count before and after.
 #ifndef TOKROUTE_SRC_PREFIX_PLACE_TABLE_H_
 #define TOKROUTE_SRC_PREFIX_PLACE_TABLE_H_
 
@@ -52,25 +53,22 @@ class PlaceTable {
     if (slots != nullptr) __builtin_prefetch(slots + HomeOf(hash, table.slots()) * sizeof(std::uint64_t));
   }
 
-  // The place that `is_it(place)` accepts, among those that may be the key's; or run kNone. Any thread.
+  // The place that `is_it(place)` accepts, among those that may be the key's; or run kNone. Any thread. `unsure` is set,
+  // and else left alone, if there was none and the table kept changing.
   template <class IsIt>
-  Place Find(std::uint64_t key, IsIt&& is_it) const noexcept {
+  Place Find(std::uint64_t key, IsIt&& is_it, bool* unsure = nullptr) const noexcept {
     const std::uint64_t hash = Hash(key);
-    const Table table = TableOf(hash);
-    if (table.size == 0) return {};
-    const auto* slots = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(table.chunk));
-    const std::uint32_t count = table.slots();
-    if (slots == nullptr || count * sizeof(std::uint64_t) > Arena::BytesBehind(table.chunk)) return {};
-    const std::uint64_t print = hash & kPrintMask;
-    for (std::uint32_t i = HomeOf(hash, count), left = count; left > 0; --left) {
-      const std::uint64_t slot = Load(slots[i]);
-      if (slot == kEmpty) return {};
-      if ((slot & kPrintMask) == print) {
-        const Place place = PlaceIn(slot);
-        if (is_it(place)) return place;
+    for (int i = 0; i < kTries; ++i) {
+      const Table table = TableOf(hash);
+      const Place place = FindIn(table, hash, is_it);
+      if (place.run != kNone) return place;
+      const Table after = TableOf(hash);
+      if (table.moves % 2 == 0 && after.chunk == table.chunk && after.size == table.size &&
+          after.depth == table.depth && after.moves == table.moves) {
+        return {};
       }
-      if (++i == count) i = 0;
     }
+    if (unsure != nullptr) *unsure = true;
     return {};
   }
 
@@ -102,7 +100,9 @@ class PlaceTable {
   // The key must be there, at that place. Moves later entries back over the gap, so no tombstones gather.
   void Erase(std::uint64_t key, Place place) noexcept {
     const std::uint64_t hash = Hash(key);
-    const Table table = TableOf(hash);
+    Table table = TableOf(hash);
+    ++table.moves;
+    SetTable(hash, table);
     std::uint64_t* slots = SlotsOf(table);
     const std::uint32_t count = table.slots();
     const std::uint64_t slot = Slot(hash, place);
@@ -117,10 +117,12 @@ class PlaceTable {
       }
     }
     Store(slots[gap], kEmpty);
-    SetCount(hash, table, table.count - 1);
+    ++table.moves;
+    --table.count;
+    SetTable(hash, table);
     --size_;
-    if (table.size > kLeastSize && (table.count - 1) * 8 < count) {
-      Resize(hash, TableOf(hash), table.size - 1);  // No memory for a smaller one: it stays.
+    if (table.size > kLeastSize && table.count * 8 < count) {
+      Resize(hash, table, table.size - 1);  // No memory for a smaller one: it stays.
     }
   }
 
@@ -161,6 +163,8 @@ class PlaceTable {
 
  private:
   static constexpr std::uint32_t kPrintBits = 20, kOffsetBits = 12;
+  static constexpr std::uint32_t kCountBits = 9, kMoves = 1u << (16 - kCountBits);
+  static constexpr int kTries = 8;  // Of a reader that misses in a table that changes.
   // A table's size by its number: close enough to each other that no more than half of a table is empty after growth.
   static constexpr std::array<std::uint16_t, 11> kSlots{0, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
   static constexpr std::uint32_t kLeastSize = 1, kMostSize = kSlots.size() - 1,
@@ -169,19 +173,21 @@ class PlaceTable {
   static constexpr std::uint64_t kEmpty = ~std::uint64_t{0}, kIsDirectory = 0x80;
   static constexpr std::uint64_t kPrintMask = (std::uint64_t{1} << kPrintBits) - 1;
 
-  // One word says all of a table: chunk, count, number of its size (0: there is none), and how many of the print's bits
-  // above the home's all its keys share.
+  // One word says all of a table: chunk, how often slots have moved (odd: they are moving), count, number of its size (0:
+  // there is none), and how many of the print's bits above the home's all its keys share.
   struct Table {
-    std::uint32_t chunk = 0, count = 0, size = 0, depth = 0;
+    std::uint32_t chunk = 0, count = 0, size = 0, depth = 0, moves = 0;
     std::uint32_t slots() const noexcept { return kSlots[size]; }
   };
   static std::uint64_t Pack(const Table& t) noexcept {
-    return std::uint64_t{t.chunk} << 32 | std::uint64_t{t.count} << 16 | std::uint64_t{t.size} << 8 | t.depth;
+    return std::uint64_t{t.chunk} << 32 | std::uint64_t{t.moves % kMoves} << (16 + kCountBits) |
+           std::uint64_t{t.count} << 16 | std::uint64_t{t.size} << 8 | t.depth;
   }
   static Table Unpack(std::uint64_t word) noexcept {
     const auto size = static_cast<std::uint32_t>(word >> 8 & 0xFF);
-    return {static_cast<std::uint32_t>(word >> 32), static_cast<std::uint32_t>(word >> 16 & 0xFFFF),
-            size <= kMostSize ? size : 0, static_cast<std::uint32_t>(word & 0x7F)};
+    return {static_cast<std::uint32_t>(word >> 32), static_cast<std::uint32_t>(word >> 16) & ((1u << kCountBits) - 1),
+            size <= kMostSize ? size : 0, static_cast<std::uint32_t>(word & 0x7F),
+            static_cast<std::uint32_t>(word >> (16 + kCountBits)) % kMoves};
   }
   // A shard of several tables: its word names an array of their words, 2^depth of them.
   struct Directory {
@@ -249,6 +255,25 @@ class PlaceTable {
     SetTable(hash, table);
   }
 
+  template <class IsIt>
+  Place FindIn(const Table& table, std::uint64_t hash, IsIt&& is_it) const noexcept {
+    if (table.size == 0) return {};
+    const auto* slots = reinterpret_cast<const std::uint64_t*>(arena_.TryAddress(table.chunk));
+    const std::uint32_t count = table.slots();
+    if (slots == nullptr || count * sizeof(std::uint64_t) > Arena::BytesBehind(table.chunk)) return {};
+    const std::uint64_t print = hash & kPrintMask;
+    for (std::uint32_t i = HomeOf(hash, count), left = count; left > 0; --left) {
+      const std::uint64_t slot = Load(slots[i]);
+      if (slot == kEmpty) return {};
+      if ((slot & kPrintMask) == print) {
+        const Place place = PlaceIn(slot);
+        if (is_it(place)) return place;
+      }
+      if (++i == count) i = 0;
+    }
+    return {};
+  }
+
   std::uint64_t* SlotsOf(const Table& table) const noexcept { return arena_.At<std::uint64_t>(table.chunk); }
   void Put(const Table& table, std::uint64_t slot) noexcept {
     std::uint64_t* slots = SlotsOf(table);
@@ -272,6 +297,7 @@ class PlaceTable {
   bool Resize(std::uint64_t hash, const Table& table, std::uint32_t size) noexcept {
     Table resized = NewTable(size, table.depth);
     if (resized.size == 0) return false;
+    resized.moves = table.moves + 2;
     const std::uint64_t* old = SlotsOf(table);
     for (std::uint32_t i = 0; i < table.slots(); ++i) {
       if (old[i] != kEmpty) Put(resized, old[i]);
@@ -295,6 +321,7 @@ class PlaceTable {
     Table halves[2];
     for (int side : {0, 1}) {
       halves[side] = NewTable(counts[side] * 16 < kSlots[kHalfSize] * 13u ? kHalfSize : kMostSize, table.depth + 1);
+      halves[side].moves = table.moves + 2;
       if (halves[side].size != 0) continue;
       if (side == 1) arena_.Free(halves[0].chunk, UnitsOf(halves[0]));
       return false;

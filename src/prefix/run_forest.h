@@ -12,8 +12,9 @@
 // where keys may be removed one by one and parents may be missing, else of few, which makes recording cheap.
 //
 // Readers: a run's record changes between two steps of its version (even: at rest). Whoever reads it looks at the
-// version before and after and starts again if it moved; after some tries it gives up and sees nothing of the run, so a
-// race may under-credit but never over-credit: each run's cut-offs were true together at one moment during the call.
+// version before and after and starts again if it moved; likewise whoever misses a key in a table that changes. After some
+// tries it takes the lock and looks again. So a race never over-credits, each run's cut-offs having been true together at
+// one moment during the call, and under-credits only what was recorded meanwhile.
 #ifndef TOKROUTE_SRC_PREFIX_RUN_FOREST_H_
 #define TOKROUTE_SRC_PREFIX_RUN_FOREST_H_
 
@@ -202,16 +203,22 @@ class RunForest : public PrefixEngine {
   }
 
   // ---- Readers: without the lock, within a visit of the gate.
+  // How it goes. Who was unsure and has the lock now waits for what keys are still on their way.
+  struct Reading {
+    bool unsure = false, locked = false;
+  };
+  bool MatchOnce(PromptKeys& keys, std::vector<PrefixMatch::Holder>& out, std::vector<std::uint32_t>& path,
+                 Reading& reading) const noexcept;
   template <class Look>
-  bool Steadily(std::uint32_t run, Look&& look, std::uint32_t* seen) const noexcept;
-  const BlockKey* TryKeys(const Run& run, std::uint32_t length) const noexcept;
+  bool Steadily(std::uint32_t run, Look&& look, std::uint32_t* seen, Reading& reading) const noexcept;
+  const BlockKey* TryKeys(const Run& run, std::uint32_t length, Reading& reading) const noexcept;
   std::uint32_t Agreeing(const BlockKey* own, std::span<const BlockKey> mine) const noexcept;
-  bool StepDown(PromptKeys& keys, std::uint32_t depth, Place last, Step& step) const noexcept;
-  std::uint32_t SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
-                           std::vector<std::uint32_t>& path) const noexcept;
+  bool StepDown(PromptKeys& keys, std::uint32_t depth, Place last, Step& step, Reading& reading) const noexcept;
+  std::uint32_t SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth, std::vector<std::uint32_t>& path,
+                           Reading& reading) const noexcept;
   bool WalkUp(std::span<const BlockKey> keys, std::uint32_t depth, std::uint32_t& end, Place at, std::uint32_t version,
-              std::vector<std::uint32_t>& path) const noexcept;
-  Place FindByReader(BlockKey key, std::uint32_t& version) const noexcept;
+              std::vector<std::uint32_t>& path, Reading& reading) const noexcept;
+  Place FindByReader(BlockKey key, std::uint32_t& version, Reading& reading) const noexcept;
   bool Emit(std::span<const std::uint32_t> path, std::vector<PrefixMatch::Holder>& out) const noexcept;
   std::pair<std::uint32_t, double> Combine(std::span<const Holder> shared, const Extra* extras,
                                            std::uint32_t matched) const noexcept;

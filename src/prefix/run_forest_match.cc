@@ -24,7 +24,7 @@ constexpr std::uint32_t kProbes = 8;      // Of one round of that search.
 // Calls look(run) until the run did not change meanwhile; false if look said no, or it kept changing. What look reads,
 // it must Load; what a run names may be read as well, since it is checked afterwards that it was still the run's.
 template <class Look>
-bool RunForest::Steadily(std::uint32_t at, Look&& look, std::uint32_t* seen) const noexcept {
+bool RunForest::Steadily(std::uint32_t at, Look&& look, std::uint32_t* seen, Reading& reading) const noexcept {
   const auto* run = reinterpret_cast<const Run*>(arena_.TryAddress(at));
   if (run == nullptr) return false;
   for (int i = 0; i < kTries; ++i) {
@@ -37,13 +37,17 @@ bool RunForest::Steadily(std::uint32_t at, Look&& look, std::uint32_t* seen) con
     if (seen != nullptr) *seen = version;
     if (Load(run->version) == version) return yes;
   }
+  reading.unsure = true;
   return false;
 }
 
 // A run's keys, if there are `length` of them to be read; else null. Within a look.
-const BlockKey* RunForest::TryKeys(const Run& run, std::uint32_t length) const noexcept {
+const BlockKey* RunForest::TryKeys(const Run& run, std::uint32_t length, Reading& reading) const noexcept {
   for (int i = 0; (Load(run.state) & Run::kUnfilled) != 0; ++i) {
-    if (i == kPauses) return nullptr;
+    if (i >= kPauses && !reading.locked) {
+      reading.unsure = true;
+      return nullptr;
+    }
     PauseBriefly();
   }
   const std::uint32_t handle = Load(run.keys);
@@ -66,74 +70,86 @@ std::uint32_t RunForest::Agreeing(const BlockKey* own, std::span<const BlockKey>
 
 // The run that goes on at `depth`, behind the prompt's `last` block so far, and how much of it the prompt has. Hashes as far
 // as that run goes.
-bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Place last, Step& step) const noexcept {
+bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Place last, Step& step,
+                         Reading& reading) const noexcept {
   const auto count = static_cast<std::uint32_t>(prompt.block_count());
   const BlockKey first = prompt.Ensure(depth + 1)[depth];
   std::uint32_t version = 0;
-  const Place place = table_.Find(first, [&](Place candidate) {
+  const auto goes_on = [&](Place candidate) {
     // Only a run's first key goes on where another run was left.
     if (candidate.offset != 0) return false;
     return Steadily(
         candidate.run,
         [&](const Run& run) {
           const std::uint32_t length = Load(run.length), whole = std::min(length, count - depth);
-          const BlockKey* keys = TryKeys(run, length);
+          const BlockKey* keys = TryKeys(run, length, reading);
           if (length == 0 || keys == nullptr) return false;
           // Parents are sure where they outlive their children: keys that are no chain then lead nowhere twice.
           if (stride_ > 1 && (Load(run.parent) != last.run || Load(run.parent_offset) != last.offset)) return false;
           step = {candidate.run, depth, Agreeing(keys, prompt.Ensure(depth + whole).subspan(depth)), 0};
           return step.matched > 0;
         },
-        &version);
-  });
+        &version, reading);
+  };
+  const Place place = table_.Find(first, goes_on, &reading.unsure);
   step.version = version;
   return place.run != kNone;
 }
 
 void RunForest::Match(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out,
                       std::vector<std::uint32_t>& path) noexcept {
-  out.clear();
-  path.clear();
-  const std::int64_t count = std::min<std::int64_t>(prompt.block_count(), 0x7FFFFFFF);
   const ReaderGate::Visit visit(gate_);
+  Reading reading;
   for (int tries = 0; tries < kTries; ++tries) {
-    path.clear();
-    std::uint32_t depth = 0;
-    for (std::uint32_t i = 0; depth < count; ++i) {
-      if (i == kWalkedRuns) {
-        depth = SearchDeep(prompt.Ensure(count), depth, path);
-        if (stride_ == 1) break;  // The block behind is nowhere.
-        if (depth >= count) break;
-      }
-      Place last;
-      if (!path.empty()) last = {path[path.size() - kStepWords], path[path.size() - kStepWords + 2] - 1};
-      Step step;
-      if (!StepDown(prompt, depth, last, step)) break;
-      path.insert(path.end(), {step.run, step.start, step.matched, step.version});
-      depth += step.matched;
-    }
-    if (Emit(path, out)) return;
+    reading.unsure = false;
+    if (MatchOnce(prompt, out, path, reading)) return;
   }
-  out.clear();  // All kept changing under us: nothing is certain.
+  const MutexLock lock(mutex_);  // It keeps changing under us.
+  reading.locked = true;
+  (void)MatchOnce(prompt, out, path, reading);
 }
 
-Place RunForest::FindByReader(BlockKey key, std::uint32_t& version) const noexcept {
-  return table_.Find(key, [&](Place candidate) {
+// False: something changed meanwhile, and what `out` says may be no moment's truth, or less than that.
+bool RunForest::MatchOnce(PromptKeys& prompt, std::vector<PrefixMatch::Holder>& out, std::vector<std::uint32_t>& path,
+                          Reading& reading) const noexcept {
+  path.clear();
+  const auto count = static_cast<std::uint32_t>(std::min<std::int64_t>(prompt.block_count(), 0x7FFFFFFF));
+  std::uint32_t depth = 0;
+  for (std::uint32_t i = 0; depth < count; ++i) {
+    if (i == kWalkedRuns) {
+      depth = SearchDeep(prompt.Ensure(count), depth, path, reading);
+      if (stride_ == 1) break;  // The block behind is nowhere.
+      if (depth >= count) break;
+    }
+    Place last;
+    if (!path.empty()) last = {path[path.size() - kStepWords], path[path.size() - kStepWords + 2] - 1};
+    Step step;
+    if (!StepDown(prompt, depth, last, step, reading)) break;
+    path.insert(path.end(), {step.run, step.start, step.matched, step.version});
+    depth += step.matched;
+  }
+  return Emit(path, out) && !reading.unsure;
+}
+
+Place RunForest::FindByReader(BlockKey key, std::uint32_t& version, Reading& reading) const noexcept {
+  const auto is_it = [&](Place candidate) {
     return Steadily(
         candidate.run,
         [&](const Run& run) {
-          const BlockKey* own = candidate.offset < Load(run.length) ? TryKeys(run, candidate.offset + 1) : nullptr;
+          const BlockKey* own =
+              candidate.offset < Load(run.length) ? TryKeys(run, candidate.offset + 1, reading) : nullptr;
           return own != nullptr && Load(own[candidate.offset]) == key;
         },
-        &version);
-  });
+        &version, reading);
+  };
+  return table_.Find(key, is_it, &reading.unsure);
 }
 
 // Finds the prompt's deepest block in the table that is anywhere, by probing, and walks up from there to `depth`; returns
 // the depth that was reached. Exact with holes: no endpoint can hold more than up to a block that nobody has, and what it
 // holds above is looked at run by run.
 std::uint32_t RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
-                                    std::vector<std::uint32_t>& path) const noexcept {
+                                    std::vector<std::uint32_t>& path, Reading& reading) const noexcept {
   const std::size_t known = path.size();
   const auto count = static_cast<std::uint32_t>(keys.size());
   // Every stride-th block, by number; those in [first, last) are looked for.
@@ -150,7 +166,7 @@ std::uint32_t RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_
         table_.Prefetch(keys[probes[i] * stride_]);
       }
       for (std::uint32_t i = 0; i < wanted; ++i) {
-        const Place place = FindByReader(keys[probes[i] * stride_], version);
+        const Place place = FindByReader(keys[probes[i] * stride_], version, reading);
         if (place.run == kNone) {
           high = probes[i];
           break;
@@ -163,20 +179,20 @@ std::uint32_t RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_
     if (deepest.run == kNone) return depth;
     std::uint32_t end = (low - 1) * stride_ + 1;
     const std::uint32_t bottom = end;
-    if (WalkUp(keys, depth, end, deepest, deepest_version, path)) {
+    if (WalkUp(keys, depth, end, deepest, deepest_version, path, reading)) {
       std::uint32_t more = 0;
       if (stride_ > 1) {  // What follows it in its run is not in the table.
         (void)Steadily(
             deepest.run,
             [&](const Run& run) {
               const std::uint32_t length = Load(run.length);
-              const BlockKey* own = deepest.offset < length ? TryKeys(run, length) : nullptr;
+              const BlockKey* own = deepest.offset < length ? TryKeys(run, length, reading) : nullptr;
               if (own == nullptr) return false;
               const std::uint32_t whole = std::min(length - deepest.offset - 1, count - bottom);
               more = Agreeing(own + deepest.offset + 1, keys.subspan(bottom, whole));
               return true;
             },
-            nullptr);
+            nullptr, reading);
       }
       path[known + 2] += more;
       // Steps came out deepest first.
@@ -186,7 +202,10 @@ std::uint32_t RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_
       return bottom + more;
     }
     path.resize(known);
-    if (stride_ > 1) return depth;  // Changed under us.
+    if (stride_ > 1) {  // Changed under us, or keys that are no chain.
+      reading.unsure = !reading.locked;
+      return depth;
+    }
     // A block in between is nowhere: what lies below it is out of reach.
     last = end - 1;
     if (last <= depth) return depth;
@@ -196,7 +215,7 @@ std::uint32_t RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_
 // Up from `at`, the prompt's block before `end`, to `depth`: by the runs' hints of their parents, by the table where a
 // hint is out of date. False: there is no block before `end`, which is as far as it came.
 bool RunForest::WalkUp(std::span<const BlockKey> keys, std::uint32_t depth, std::uint32_t& end, Place at,
-                       std::uint32_t version, std::vector<std::uint32_t>& path) const noexcept {
+                       std::uint32_t version, std::vector<std::uint32_t>& path, Reading& reading) const noexcept {
   while (at.run != kNone && at.offset + 1 <= end - depth) {
     const std::uint32_t matched = at.offset + 1;
     path.insert(path.end(), {at.run, end - matched, matched, version});
@@ -213,8 +232,9 @@ bool RunForest::WalkUp(std::span<const BlockKey> keys, std::uint32_t depth, std:
     const auto as_noted = [&](const Run& run) {
       return (stride_ > 1 || Load(run.shape) == shape) && parent.offset < Load(run.length);
     };
-    const bool hinted = Steadily(at.run, child, nullptr) && Steadily(parent.run, as_noted, &version);
-    at = hinted ? parent : FindByReader(keys[end - 1], version);
+    const bool hinted =
+        Steadily(at.run, child, nullptr, reading) && Steadily(parent.run, as_noted, &version, reading);
+    at = hinted ? parent : FindByReader(keys[end - 1], version, reading);
   }
   return false;
 }

@@ -587,6 +587,50 @@ TEST(PrefixIndexTest, ALookUpThatRacesNeverCreditsMore) {
   ExpectSound(*user.index);
 }
 
+TEST(PrefixIndexTest, ALookUpThatRacesMissesNothingThatStays) {
+  // One endpoint keeps a chain; others come and go on its runs, and other keys in the table.
+  for (const IndexMode mode : {IndexMode::kApproximate, IndexMode::kExact}) {
+    IndexUser user({.mode = mode, .default_capacity_tokens = 16 * 3'000});
+    const bool exact = mode == IndexMode::kExact;
+    const std::vector<BlockKey> chain = LongChain(1, 600);
+    std::vector<PrefixReceipt> kept;
+    for (std::size_t blocks = 100; blocks <= chain.size(); blocks += 100) {  // Several runs, or one that grows.
+      if (!exact) kept.push_back(user.Record(kA, First(chain, blocks)));
+    }
+    if (exact) {
+      ASSERT_EQ(user.index->Stored({kA}, std::nullopt, chain), KvResult::kApplied);
+    }
+    std::atomic<bool> stop{false};
+    const auto write = [&](std::uint64_t seed) {
+      IndexUser mine(user.index);
+      TestRandom random(seed);
+      for (int i = 0; i < (testing_support::kSanitized ? 1'000 : 10'000); ++i) {
+        const EndpointId id{1 + static_cast<std::uint32_t>(random.Below(7)), 1};
+        std::vector<BlockKey> keys(chain.begin(), chain.begin() + 1 + static_cast<std::ptrdiff_t>(random.Below(600)));
+        if (random.OneIn(2)) keys = LongChain(100 + random.Below(50), static_cast<std::int64_t>(keys.size()));
+        if (exact) {
+          (void)mine.index->Stored({id}, std::nullopt, keys);
+          (void)mine.index->Removed({id}, keys);
+        } else {
+          PrefixReceipt receipt = mine.Record(id, keys);
+          mine.index->OnReleased(receipt, random.OneIn(2));
+        }
+      }
+    };
+    std::thread reader([&] {
+      IndexUser mine(user.index);
+      while (!stop.load()) ASSERT_EQ(mine.Matched(kA, chain), 600);
+    });
+    std::thread other([&] { write(2); });
+    write(3);
+    other.join();
+    stop = true;
+    reader.join();
+    for (PrefixReceipt& receipt : kept) user.index->OnReleased(receipt, false);
+    ExpectSound(*user.index);
+  }
+}
+
 TEST(PrefixIndexTest, RemovalIsVisibleAtOnceAndSweptInSteps) {
   IndexUser user(Blocks(100'000));
   PrefixIndex& index = *user.index;

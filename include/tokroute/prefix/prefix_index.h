@@ -151,8 +151,8 @@ struct PrefixIndexStats {
 // What it promises in either mode:
 //   * An endpoint is credited with a depth only if it holds every block up to it.
 //   * A block that nobody holds is dropped at once, and after everything is removed the memory is back.
-//   * A look-up never waits. One that races with records or events may miss what is just coming, and never credits what
-//     was not held at one moment during the call.
+//   * A look-up that races with records or events may miss what is just coming, and never credits what was not held at one
+//     moment during the call.
 //   * Same calls, same answers. No recursion, nothing throws; allocation only while growing, none once at capacity (but
 //     for the keys of a speculation), none in a look-up.
 // In exact mode:
@@ -170,8 +170,8 @@ struct PrefixIndexStats {
 //   * An endpoint never holds more than its capacity, save where the capacity shrank below what live requests pin. A
 //     record evicts to make room; what still does not fit is left out from its tail end.
 //
-// Threads: any call from any thread. Match takes no lock; records, events and the rest take one, and hashing and copying
-// keys happen outside it. In approximate mode OnFirstToken and an ordinary OnReleased take none: they leave word, which is
+// Threads: any call from any thread. Match takes no lock, unless what it reads keeps changing under it eight times over;
+// records, events and the rest take one, and hashing and copying keys happen outside it. In approximate mode OnFirstToken and an ordinary OnReleased take none: they leave word, which is
 // settled at the latest before anything that depends on it. Costs below are in runs on the prompt's path (a handful) and
 // holders of a run, not in blocks.
 class PrefixIndex {
