@@ -48,8 +48,8 @@ class MemoryBudget {
   std::int64_t limit_, used_ = 0, peak_ = 0;
 };
 
-// Where arenas get their segments: from the caller's hook or the system, no more than a limit; and from a reserve that is
-// taken and touched at the start and never goes back, so that a steady load meets no page for the first time.
+// Where arenas get their segments: from the caller's hook or the system, no more than a limit; and from a reserve that
+// is taken and touched at the start and never goes back, so that a steady load meets no page for the first time.
 class SegmentPool {
  public:
   static constexpr std::uint32_t kUnitBytes = 64, kSegmentUnits = 1u << 12;
@@ -193,7 +193,8 @@ class BudgetArray {
 // Addresses never move. O(log units) per call. Segments that are wholly free go back to the system when they outnumber
 // those in use, so a steady load never pays for it; or, where readers may be looking, when the owner says so.
 //
-// Readers of a structure that lives here may ask for any handle at any time (Try...); what they find is theirs to check.
+// Readers of a structure that lives here may ask for any handle at any time (Try...); what they find is theirs to
+// check.
 class Arena {
  public:
   static constexpr std::uint32_t kUnitBytes = SegmentPool::kUnitBytes, kSegmentUnits = SegmentPool::kSegmentUnits,

@@ -356,8 +356,8 @@ KvResult EngineKeys::State::Stored(const KvSource& source, HashDomain domain, co
     } else if (result == KvResult::kApplied) {
       internal::SortMedia(media);
       internal::HashContents(key_options_, blocks.tokens, media, contents.words());
-      root = internal::RootOf(key_options_,
-                              {.model = blocks.model, .lora = blocks.lora, .cache_salt = blocks.cache_salt});
+      root =
+          internal::RootOf(key_options_, {.model = blocks.model, .lora = blocks.lora, .cache_salt = blocks.cache_salt});
     }
   }
 

@@ -85,10 +85,10 @@ class EngineKeys::State {
     Table(MemoryBudget& budget, Arena& arena, std::uint64_t secret) noexcept : map(budget, arena, secret) {}
     Map map;
     Map::Cursor cursor = {};
-    EndpointId owner = {};       // Of an endpoint's own domain; else nobody.
-    std::uint32_t at = 0;        // In tables_.
-    bool has_parts = false;      // Some of its blocks are several of the index's.
-    std::string name = {};       // Of a named one.
+    EndpointId owner = {};   // Of an endpoint's own domain; else nobody.
+    std::uint32_t at = 0;    // In tables_.
+    bool has_parts = false;  // Some of its blocks are several of the index's.
+    std::string name = {};   // Of a named one.
   };
 
   // An event that waits for its parent.
@@ -176,8 +176,8 @@ class EngineKeys::State {
   std::uint32_t pace_ TOKROUTE_GUARDED_BY(mutex_) = kLeastPace;
   std::uint64_t due_ TOKROUTE_GUARDED_BY(mutex_) = 0;  // Quarters of slots.
 
-  std::vector<Note> notes_ TOKROUTE_GUARDED_BY(mutex_);  // By slot.
-  KeptEvents kept_ TOKROUTE_GUARDED_BY(mutex_);          // By deadline.
+  std::vector<Note> notes_ TOKROUTE_GUARDED_BY(mutex_);                                               // By slot.
+  KeptEvents kept_ TOKROUTE_GUARDED_BY(mutex_);                                                       // By deadline.
   std::unordered_multimap<std::uint64_t, KeptEvents::iterator> waiting_ TOKROUTE_GUARDED_BY(mutex_);  // By WaitsFor.
   std::unordered_multimap<std::uint64_t, KeptBlock> kept_blocks_ TOKROUTE_GUARDED_BY(mutex_);         // By KeptAs.
   EngineKeysStats stats_ TOKROUTE_GUARDED_BY(mutex_);

@@ -178,9 +178,9 @@ void EngineKeys::State::Apply(Kept& event, BlockKey parent) noexcept {
     if (event.gone[i]) continue;
     while (next < event.engine_keys.size() && !event.gone[next]) ++next;
     const BlockKey before = i > 0 ? keys[i * event.parts - 1] : parent;
-    const KvResult result = Place(event.source, event.domain, before,
-                                  std::span<const EngineKey>(event.engine_keys).subspan(i, next - i), event.parts,
-                                  keys.subspan(i * event.parts, (next - i) * event.parts));
+    const KvResult result =
+        Place(event.source, event.domain, before, std::span<const EngineKey>(event.engine_keys).subspan(i, next - i),
+              event.parts, keys.subspan(i * event.parts, (next - i) * event.parts));
     if (result != KvResult::kApplied && result != KvResult::kUnknownParent) return;
   }
 }

@@ -20,11 +20,11 @@ double Rounded(double weight) noexcept {
 }  // namespace
 
 EventIndex::EventIndex(const PrefixIndexOptions& options) noexcept
-    : RunForest(options,
-                {Rounded(options.tier_weights.device), Rounded(options.tier_weights.host),
-                 Rounded(options.tier_weights.disk), Rounded(options.tier_weights.unknown),
-                 Rounded(options.tier_weights.device)},
-                /*stride=*/1) {}
+    : RunForest(
+          options,
+          {Rounded(options.tier_weights.device), Rounded(options.tier_weights.host), Rounded(options.tier_weights.disk),
+           Rounded(options.tier_weights.unknown), Rounded(options.tier_weights.device)},
+          /*stride=*/1) {}
 
 void EventIndex::Match(PromptKeys& keys, std::vector<PrefixMatch::Holder>& out,
                        std::vector<std::uint32_t>& path) noexcept {
@@ -321,7 +321,7 @@ KvResult EventIndex::Refuse(KvResult result, std::uint32_t slot) noexcept {
 }
 
 KvResult EventIndex::Stored(const KvSource& source, std::optional<BlockKey> parent,
-                           std::span<const BlockKey> keys) noexcept {
+                            std::span<const BlockKey> keys) noexcept {
   const MutexLock lock(mutex_);
   SweepSome(kSweepStep);
   const auto tier = static_cast<std::uint32_t>(source.tier);
@@ -363,7 +363,7 @@ KvResult EventIndex::Stored(const KvSource& source, std::optional<BlockKey> pare
 
 // The owner's tier holds these keys, each behind the one before, from now on; the first `stored` of them, if not all.
 KvResult EventIndex::StoreKeys(std::uint32_t owner, std::uint32_t tier, BlockKey parent, std::span<const BlockKey> keys,
-                              std::size_t& stored) noexcept {
+                               std::size_t& stored) noexcept {
   Owner& whose = OwnerAt(owner);
   for (std::size_t i = 0; i < std::min<std::size_t>(keys.size(), kAhead); ++i) table_.Prefetch(keys[i]);
 

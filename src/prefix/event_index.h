@@ -1,4 +1,5 @@
-// The exact index: a run forest that holds what engines tell by their events, block by block, tier by tier, copy by copy.
+// The exact index: a run forest that holds what engines tell by their events, block by block, tier by tier, copy by
+// copy.
 //
 // Private to src/prefix. A run whose parent nobody has told of is stored all the same: it becomes reachable when the
 // parent comes, since links are implied by keys. What a run notes of its parent is a hint for walking up.

@@ -190,7 +190,7 @@ absl::Status EventIndex::SaveTo(const std::function<bool(std::span<const std::by
 }
 
 absl::Status EventIndex::LoadFrom(const std::function<std::size_t(std::span<std::byte>)>& read,
-                                 const std::function<EndpointId(EndpointId)>& endpoint_of) {
+                                  const std::function<EndpointId(EndpointId)>& endpoint_of) {
   TOKROUTE_TRY {
     std::vector<std::byte> bytes;
     for (std::size_t size = 0;;) {
@@ -307,7 +307,7 @@ absl::Status EventIndex::LoadFrom(const std::function<std::size_t(std::span<std:
 
 // What one holder has of a saved run and does not hold here yet, stretch by stretch.
 void EventIndex::Restore(std::uint32_t owner, BlockKey parent_key, std::span<const BlockKey> keys, std::uint32_t tier,
-                        std::uint32_t cutoff, std::span<const std::uint64_t> bits) noexcept {
+                         std::uint32_t cutoff, std::span<const std::uint64_t> bits) noexcept {
   const auto wanted = [&](std::size_t i) TOKROUTE_REQUIRES(mutex_) {
     if (i >= cutoff && (bits.empty() || (bits[i / 64] >> (i % 64) & 1) == 0)) return false;
     const Place place = PlaceOf(keys[i]);

@@ -37,7 +37,7 @@ bool EventIndex::Reaches(Place place) noexcept {
 // Notes that these blocks, stored behind an unknown parent, may have to go. False: the endpoint has too many already,
 // or there is no memory.
 bool EventIndex::KeepOrphans(std::uint32_t owner, std::uint32_t tier, BlockKey parent,
-                            std::span<const BlockKey> keys) noexcept {
+                             std::span<const BlockKey> keys) noexcept {
   Owner& whose = OwnerAt(owner);
   const auto count = static_cast<std::int64_t>(keys.size());
   if (whose.orphans + count > options_.max_orphan_blocks || !budget_.Take(count * std::int64_t{sizeof(BlockKey)}))

@@ -13,7 +13,8 @@
 namespace tokroute::internal {
 namespace {
 
-constexpr std::uint32_t kStride = 128;  // Of the blocks that the table knows: a record inserts few, a search probes few.
+constexpr std::uint32_t kStride =
+    128;  // Of the blocks that the table knows: a record inserts few, a search probes few.
 // Below this no shorter run is tried when memory is tight; evicting comes first.
 constexpr std::uint32_t kLeastSqueezed = 64;
 // Fewer keys are copied on the spot, and behind those of the run that they continue.
@@ -457,8 +458,8 @@ void HistoryIndex::PinHeld(Path& path) noexcept {
     const Holder* holder = next.run != kNone && next.offset == 0 ? Held(next.run, path.owner) : nullptr;
     if (holder == nullptr || !Follows(path.last, next)) return;
     const std::span<const BlockKey> rest = path.rest(std::ssize(path.keys));
-    const std::uint32_t matched = Agreeing(
-        ReadyKeysOf(next.run), rest.first(std::min<std::size_t>(rest.size(), At(next.run).length)));
+    const std::uint32_t matched =
+        Agreeing(ReadyKeysOf(next.run), rest.first(std::min<std::size_t>(rest.size(), At(next.run).length)));
     const std::uint32_t owned = std::min<std::uint32_t>(matched, holder->cutoff);
     if (!CutAt(next.run, path.owner, owned)) {
       if (Relieve(path.owner)) continue;  // Which may have taken from what comes next.
@@ -481,8 +482,8 @@ bool HistoryIndex::Follows(Place last, Place next) const noexcept {
   return run.parent == last.run && (last.run == kNone || run.parent_offset == last.offset);
 }
 
-// Makes the path the owner's, pinned: what it holds, then what others have, then what is new. Ends earlier, and says so,
-// where capacity or memory end.
+// Makes the path the owner's, pinned: what it holds, then what others have, then what is new. Ends earlier, and says
+// so, where capacity or memory end.
 void HistoryIndex::Book(Path& path) noexcept {
   const std::uint32_t owner = path.owner;
   PinHeld(path);
@@ -530,8 +531,7 @@ void HistoryIndex::OnReleased(PrefixReceipt& receipt, bool aborted) noexcept {
   const PrefixReceipt was = std::exchange(receipt, {});
   LiveReceipt* live = was.serial != 0 ? live_.Find(was.entry) : nullptr;
   if (live == nullptr) return;
-  const std::uint64_t flags =
-      live->Mark(was.serial, LiveReceipt::kReleased | (aborted ? LiveReceipt::kAborted : 0));
+  const std::uint64_t flags = live->Mark(was.serial, LiveReceipt::kReleased | (aborted ? LiveReceipt::kAborted : 0));
   if (flags == 0) return;
   if (aborted && (flags & LiveReceipt::kFirstToken) == 0) {
     const Section section(*this);
@@ -665,7 +665,7 @@ void HistoryIndex::Release(std::uint32_t entry) noexcept {
 absl::Status HistoryIndex::AuditMode(std::int64_t& units) {
   units += stretch_slabs_.units();
   std::int64_t live_receipts = 0, in_use = 0, dead = 0, memberships = 0;
-  std::unordered_map<std::uint32_t, std::uint32_t> pins;                            // By stretch.
+  std::unordered_map<std::uint32_t, std::uint32_t> pins;                             // By stretch.
   std::unordered_map<std::uint32_t, std::unordered_set<std::uint32_t>> pinned_runs;  // By owner.
   for (std::uint32_t i = 0; i < live_.size(); ++i) {
     const LiveReceipt& live = live_[i];

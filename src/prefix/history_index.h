@@ -4,13 +4,14 @@
 // order of use: where a live request ends, a stretch does.
 //
 // Invariants (Audit checks them):
-//   * Who holds a block of a run holds all of the run's parent up to there. So a run's parent outlives it, and stays where
-//     it is.
+//   * Who holds a block of a run holds all of the run's parent up to there. So a run's parent outlives it, and
+//     stays where it is.
 //   * A pinned stretch is on some live receipt's path, and so is all above it. An unpinned one of a living
 //     endpoint is real (confirmed).
 //   * In an endpoint's order of use a stretch comes before (is older than) what lies above it, so trimming the oldest
 //     one's tail never leaves a gap.
-//   * Of the dead, what live receipts have pinned stays until they are released, since a retry elsewhere needs its keys.
+//   * Of the dead, what live receipts have pinned stays until they are released, since a retry elsewhere needs
+//     its keys.
 #ifndef TOKROUTE_SRC_PREFIX_HISTORY_INDEX_H_
 #define TOKROUTE_SRC_PREFIX_HISTORY_INDEX_H_
 
@@ -41,12 +42,12 @@ class HistoryIndex final : public RunForest {
 
  private:
   struct Stretch {
-    std::uint32_t run = kNone;                // kNone: free.
+    std::uint32_t run = kNone;                   // kNone: free.
     std::uint32_t older = kNone, newer = kNone;  // Neighbours in the owner's order of use. Pinned ones are in none.
-    std::uint32_t above = kNone;  // The owner's stretch of this run that ends where this one begins.
-    std::uint32_t pins = 0;       // Live receipts whose path runs through here.
-    std::uint16_t end = 0;        // After so many blocks of the run.
-    std::uint16_t confirmed = 0;  // 1: known to be real.
+    std::uint32_t above = kNone;                 // The owner's stretch of this run that ends where this one begins.
+    std::uint32_t pins = 0;                      // Live receipts whose path runs through here.
+    std::uint16_t end = 0;                       // After so many blocks of the run.
+    std::uint16_t confirmed = 0;                 // 1: known to be real.
   };
   static_assert(sizeof(Stretch) == 24);
   static constexpr std::uint32_t kUnitsPerSlab = 48, kPerSlab = kUnitsPerSlab * Arena::kUnitBytes / sizeof(Stretch);

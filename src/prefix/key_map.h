@@ -173,9 +173,7 @@ class KeyMap {
   };
   static constexpr std::uint32_t kLeastSlots = 64, kMostSlots = 4096;
 
-  static constexpr std::uint32_t UnitsOf(std::uint32_t slots) noexcept {
-    return Arena::UnitsFor(sizeof(Slot) * slots);
-  }
+  static constexpr std::uint32_t UnitsOf(std::uint32_t slots) noexcept { return Arena::UnitsFor(sizeof(Slot) * slots); }
   // Slots fill whole units.
   static constexpr std::uint32_t Rounded(std::uint32_t slots) noexcept {
     constexpr std::uint32_t kInUnit = Arena::kUnitBytes / sizeof(Slot);

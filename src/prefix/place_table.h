@@ -2,12 +2,12 @@
 //
 // Private to src/prefix. A slot has 32 bits of run, 12 of offset and 20 of the key's hash; the key itself lies in its
 // run, and whoever looks up says whether a place is the right one, so a foreign run is looked at once in some hundred
-// probes. Sharded extendible hashing: each of up to 4,096 shards is a table of 8 to 256 slots or a directory of such tables, which
-// grow by a half or a third, split and shrink one at a time, from what their slots say: the longest pause is the split
-// of 256 slots, whatever the size. Tables live in the arena, so the memory cap covers them.
+// probes. Sharded extendible hashing: each of up to 4,096 shards is a table of 8 to 256 slots or a directory of such
+// tables, which grow by a half or a third, split and shrink one at a time, from what their slots say: the longest pause
+// is the split of 256 slots, whatever the size. Tables live in the arena, so the memory cap covers them.
 //
-// A reader that races with the writer may be shown a place where its key is no more. That it misses a key that is there, it
-// finds out: a table counts what moves its slots, and whoever misses looks at the count before and after.
+// A reader that races with the writer may be shown a place where its key is no more. That it misses a key that is
+// there, it finds out: a table counts what moves its slots, and whoever misses looks at the count before and after.
 #ifndef TOKROUTE_SRC_PREFIX_PLACE_TABLE_H_
 #define TOKROUTE_SRC_PREFIX_PLACE_TABLE_H_
 
@@ -53,8 +53,8 @@ class PlaceTable {
     if (slots != nullptr) __builtin_prefetch(slots + HomeOf(hash, table.slots()) * sizeof(std::uint64_t));
   }
 
-  // The place that `is_it(place)` accepts, among those that may be the key's; or run kNone. Any thread. `unsure` is set,
-  // and else left alone, if there was none and the table kept changing.
+  // The place that `is_it(place)` accepts, among those that may be the key's; or run kNone. Any thread. `unsure` is
+  // set, and else left alone, if there was none and the table kept changing.
   template <class IsIt>
   Place Find(std::uint64_t key, IsIt&& is_it, bool* unsure = nullptr) const noexcept {
     const std::uint64_t hash = Hash(key);
@@ -173,8 +173,8 @@ class PlaceTable {
   static constexpr std::uint64_t kEmpty = ~std::uint64_t{0}, kIsDirectory = 0x80;
   static constexpr std::uint64_t kPrintMask = (std::uint64_t{1} << kPrintBits) - 1;
 
-  // One word says all of a table: chunk, how often slots have moved (odd: they are moving), count, number of its size (0:
-  // there is none), and how many of the print's bits above the home's all its keys share.
+  // One word says all of a table: chunk, how often slots have moved (odd: they are moving), count, number of its size
+  // (0: there is none), and how many of the print's bits above the home's all its keys share.
   struct Table {
     std::uint32_t chunk = 0, count = 0, size = 0, depth = 0, moves = 0;
     std::uint32_t slots() const noexcept { return kSlots[size]; }

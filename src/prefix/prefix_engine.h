@@ -31,8 +31,8 @@ struct SeenBlock {
   BlockKey parent = 0;  // 0: it begins prompts, or the index does not have it.
 };
 
-// As PrefixIndex says of each. Bad options and keys made with other options do not get here. What only one mode has, the
-// other answers by the defaults.
+// As PrefixIndex says of each. Bad options and keys made with other options do not get here. What only one mode has,
+// the other answers by the defaults.
 class PrefixEngine {
  public:
   PrefixEngine() = default;

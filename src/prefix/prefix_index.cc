@@ -46,17 +46,19 @@ absl::StatusOr<std::shared_ptr<PrefixIndex>> PrefixIndex::Create(const PrefixInd
     return absl::InvalidArgumentError(absl::StrCat(
         "PrefixIndexOptions.key_seed: want 0 with kXxh64Chain, which has no seed, got ", options.key_seed));
   }
-  if (options.default_capacity_tokens < options.block_size || options.default_capacity_tokens > internal::kMostCapacityTokens) {
+  if (options.default_capacity_tokens < options.block_size ||
+      options.default_capacity_tokens > internal::kMostCapacityTokens) {
     return OutOfRange("default_capacity_tokens", options.default_capacity_tokens, options.block_size,
                       internal::kMostCapacityTokens);
   }
   if (options.mode != IndexMode::kApproximate && options.mode != IndexMode::kExact) {
     return OutOfRange("mode", static_cast<std::int64_t>(options.mode), 0, 1);
   }
-  const std::array<std::pair<const char*, double>, kStorageTiers> weights{{{"tier_weights.device", options.tier_weights.device},
-                                                                          {"tier_weights.host", options.tier_weights.host},
-                                                                          {"tier_weights.disk", options.tier_weights.disk},
-                                                                          {"tier_weights.unknown", options.tier_weights.unknown}}};
+  const std::array<std::pair<const char*, double>, kStorageTiers> weights{
+      {{"tier_weights.device", options.tier_weights.device},
+       {"tier_weights.host", options.tier_weights.host},
+       {"tier_weights.disk", options.tier_weights.disk},
+       {"tier_weights.unknown", options.tier_weights.unknown}}};
   for (const auto& [field, weight] : weights) {
     if (!(weight >= 0 && weight <= 1)) {  // Also catches NaN.
       return absl::InvalidArgumentError(absl::StrCat("PrefixIndexOptions.", field, ": want 0 .. 1, got ", weight));
@@ -70,8 +72,8 @@ absl::StatusOr<std::shared_ptr<PrefixIndex>> PrefixIndex::Create(const PrefixInd
     return OutOfRange("max_orphan_blocks", options.max_orphan_blocks, 0, std::int64_t{1} << 24);
   }
   if (options.speculative_ttl.count() < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("PrefixIndexOptions.speculative_ttl: want >= 0 ns, got ",
-                                                   options.speculative_ttl.count()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("PrefixIndexOptions.speculative_ttl: want >= 0 ns, got ", options.speculative_ttl.count()));
   }
   if (options.max_bytes < kLeastBytes || options.max_bytes > kMostBytes) {
     return OutOfRange("max_bytes", options.max_bytes, kLeastBytes, kMostBytes);
@@ -83,7 +85,8 @@ absl::StatusOr<std::shared_ptr<PrefixIndex>> PrefixIndex::Create(const PrefixInd
   if ((options.memory.allocate == nullptr) != (options.memory.release == nullptr)) {
     return absl::InvalidArgumentError("PrefixIndexOptions.memory: want both allocate and release, or neither");
   }
-  auto engine = options.mode == IndexMode::kExact ? internal::MakeEventIndex(options) : internal::MakeHistoryIndex(options);
+  auto engine =
+      options.mode == IndexMode::kExact ? internal::MakeEventIndex(options) : internal::MakeHistoryIndex(options);
   if (!engine->Reserve(options.reserve_bytes)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("PrefixIndexOptions.reserve_bytes: no memory for ", options.reserve_bytes, " bytes"));
@@ -120,13 +123,13 @@ PrefixReceipt PrefixIndex::Move(PrefixReceipt& from, EndpointId to, const FleetV
 }
 absl::Status PrefixIndex::SetCapacity(EndpointId endpoint, std::int64_t tokens) {
   if (endpoint.incarnation == 0 || endpoint.slot >= kMaxEndpoints) {
-    return absl::InvalidArgumentError(absl::StrCat("PrefixIndex::SetCapacity: endpoint: want a slot below ", kMaxEndpoints,
-                                                   " and an incarnation > 0, got slot ", endpoint.slot, ", incarnation ",
-                                                   endpoint.incarnation));
+    return absl::InvalidArgumentError(absl::StrCat("PrefixIndex::SetCapacity: endpoint: want a slot below ",
+                                                   kMaxEndpoints, " and an incarnation > 0, got slot ", endpoint.slot,
+                                                   ", incarnation ", endpoint.incarnation));
   }
   if (tokens < 0 || tokens > internal::kMostCapacityTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("PrefixIndex::SetCapacity: tokens: want 0 .. ",
-                                                   internal::kMostCapacityTokens, ", got ", tokens));
+    return absl::InvalidArgumentError(
+        absl::StrCat("PrefixIndex::SetCapacity: tokens: want 0 .. ", internal::kMostCapacityTokens, ", got ", tokens));
   }
   return engine_->SetCapacity(endpoint, tokens);
 }
@@ -138,7 +141,6 @@ PrefixIndexStats PrefixIndex::Stats() const noexcept { return engine_->Stats(); 
 std::int64_t PrefixIndex::HeldBlocks(EndpointId endpoint) const noexcept { return engine_->HeldBlocks(endpoint); }
 std::int64_t PrefixIndex::DeviceBlocks(EndpointId endpoint) const noexcept { return engine_->DeviceBlocks(endpoint); }
 absl::Status PrefixIndex::Audit() const { return engine_->Audit(); }
-
 
 KvResult PrefixIndex::Stored(const KvSource& source, std::optional<BlockKey> parent,
                              std::span<const BlockKey> keys) noexcept {

@@ -16,8 +16,8 @@ namespace tokroute::internal {
 
 // A receipt's other half. `state` is touched by any thread; the rest is guarded by the index's lock.
 struct LiveReceipt {
-  // Serial x 16 and flags; 0: free. Serial and flags are one word, so that a late call on a receipt that is gone can never
-  // touch its successor.
+  // Serial x 16 and flags; 0: free. Serial and flags are one word, so that a late call on a receipt that is gone can
+  // never touch its successor.
   static constexpr std::uint64_t kFirstToken = 1, kReleased = 2, kAborted = 4;
   static constexpr int kSerialShift = 4;
 

@@ -31,8 +31,8 @@ RunForest::RunForest(const PrefixIndexOptions& options, const Weights& weights, 
 
 // ---- Runs ----
 
-// An empty run; kNone: no memory. As long as somebody may be reading, its memory is used for runs only, so that versions
-// mean something.
+// An empty run; kNone: no memory. As long as somebody may be reading, its memory is used for runs only, so that
+// versions mean something.
 std::uint32_t RunForest::NewRun(BlockKey parent_key, Place parent) noexcept {
   const SlabSet::Spot spot = run_slabs_.New(arena_);
   if (spot.slab == kNone) return kNone;
@@ -296,8 +296,8 @@ void RunForest::Remove(EndpointId id) noexcept {
   if (slot.owner_or_0 != 0) Retire(slot.owner_or_0 - 1);
 }
 
-// Ends up to `memberships` of the dead, and then their owners; and no more than a number of blocks, since a long run that
-// nobody else holds goes block by block.
+// Ends up to `memberships` of the dead, and then their owners; and no more than a number of blocks, since a long run
+// that nobody else holds goes block by block.
 void RunForest::SweepSome(std::int64_t memberships) noexcept {
   const std::int64_t each = BlocksPerSweptMembership();
   std::int64_t blocks = memberships < kNever / each ? memberships * each : kNever;

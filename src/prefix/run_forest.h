@@ -3,18 +3,18 @@
 // Private to src/prefix. What both of the index's modes stand on: event_index.h (what engines tell) and
 // history_index.h (what was sent where) decide who holds what.
 //
-// A key lies in exactly one place: at some offset of one run, an array of consecutive keys of a chain. Keys are chained,
-// so the block that follows one is found in the table by its own key; a fork is just a run that begins there, and
-// nothing is ever split. Each run lists its holders: an endpoint's tier, how many blocks it holds from the run's first
-// one on without a gap (the cut-off), and a bitmap if it holds others beyond.
+// A key lies in exactly one place: at some offset of one run, an array of consecutive keys of a chain. Keys are
+// chained, so the block that follows one is found in the table by its own key; a fork is just a run that begins there,
+// and nothing is ever split. Each run lists its holders: an endpoint's tier, how many blocks it holds from the run's
+// first one on without a gap (the cut-off), and a bitmap if it holds others beyond.
 //
 // The table knows of each run's first key, and of the keys at every stride-th block of a prompt: of all (stride 1)
 // where keys may be removed one by one and parents may be missing, else of few, which makes recording cheap.
 //
 // Readers: a run's record changes between two steps of its version (even: at rest). Whoever reads it looks at the
-// version before and after and starts again if it moved; likewise whoever misses a key in a table that changes. After some
-// tries it takes the lock and looks again. So a race never over-credits, each run's cut-offs having been true together at
-// one moment during the call, and under-credits only what was recorded meanwhile.
+// version before and after and starts again if it moved; likewise whoever misses a key in a table that changes. After
+// some tries it takes the lock and looks again. So a race never over-credits, each run's cut-offs having been true
+// together at one moment during the call, and under-credits only what was recorded meanwhile.
 #ifndef TOKROUTE_SRC_PREFIX_RUN_FOREST_H_
 #define TOKROUTE_SRC_PREFIX_RUN_FOREST_H_
 
@@ -117,15 +117,15 @@ class RunForest : public PrefixEngine {
   struct Owner {
     std::uint32_t slot = 0, incarnation = 0;  // Read by readers, like `alive`.
     std::uint32_t alive = 0;
-    std::uint32_t next = kNone;           // In the queue of the dead, or the free list.
-    std::array<List, kTiers> lists;       // Approximate mode: the first is the order of use.
+    std::uint32_t next = kNone;                  // In the queue of the dead, or the free list.
+    std::array<List, kTiers> lists;              // Approximate mode: the first is the order of use.
     std::array<std::int64_t, kTiers> held = {};  // Read by readers.
     std::int64_t memberships = 0;
-    std::int64_t orphans = 0;  // Exact mode: blocks.
+    std::int64_t orphans = 0;    // Exact mode: blocks.
     std::int64_t stretches = 0;  // Approximate mode.
-    std::uint64_t life = 0;  // Tells this owner from others that had the record before.
-    Place last = {};         // Of the block it stored last: the next event goes on there, mostly.
-    bool queued = false;     // Among the dead to be swept.
+    std::uint64_t life = 0;      // Tells this owner from others that had the record before.
+    Place last = {};             // Of the block it stored last: the next event goes on there, mostly.
+    bool queued = false;         // Among the dead to be swept.
   };
   struct Slot {
     std::uint32_t incarnation = 0, dead_through = 0;
@@ -267,8 +267,8 @@ class RunForest : public PrefixEngine {
   mutable ReaderGate gate_;
   MemoryBudget budget_ TOKROUTE_GUARDED_BY(mutex_);
   SegmentPool segments_ TOKROUTE_GUARDED_BY(mutex_);
-  // Written under the lock, read by anybody as shared_word.h says; so are the next two. The table has an arena of its own,
-  // since its pieces outlive what they name and would keep segments from becoming free.
+  // Written under the lock, read by anybody as shared_word.h says; so are the next two. The table has an arena of its
+  // own, since its pieces outlive what they name and would keep segments from becoming free.
   Arena arena_, table_arena_;
   PlaceTable table_;
   const std::unique_ptr<Owner, void (*)(void*)> owners_;  // kMostOwners of them.

@@ -68,8 +68,8 @@ std::uint32_t RunForest::Agreeing(const BlockKey* own, std::span<const BlockKey>
   return agrees;
 }
 
-// The run that goes on at `depth`, behind the prompt's `last` block so far, and how much of it the prompt has. Hashes as far
-// as that run goes.
+// The run that goes on at `depth`, behind the prompt's `last` block so far, and how much of it the prompt has. Hashes
+// as far as that run goes.
 bool RunForest::StepDown(PromptKeys& prompt, std::uint32_t depth, Place last, Step& step,
                          Reading& reading) const noexcept {
   const auto count = static_cast<std::uint32_t>(prompt.block_count());
@@ -145,9 +145,9 @@ Place RunForest::FindByReader(BlockKey key, std::uint32_t& version, Reading& rea
   return table_.Find(key, is_it, &reading.unsure);
 }
 
-// Finds the prompt's deepest block in the table that is anywhere, by probing, and walks up from there to `depth`; returns
-// the depth that was reached. Exact with holes: no endpoint can hold more than up to a block that nobody has, and what it
-// holds above is looked at run by run.
+// Finds the prompt's deepest block in the table that is anywhere, by probing, and walks up from there to `depth`;
+// returns the depth that was reached. Exact with holes: no endpoint can hold more than up to a block that nobody has,
+// and what it holds above is looked at run by run.
 std::uint32_t RunForest::SearchDeep(std::span<const BlockKey> keys, std::uint32_t depth,
                                     std::vector<std::uint32_t>& path, Reading& reading) const noexcept {
   const std::size_t known = path.size();
@@ -232,8 +232,7 @@ bool RunForest::WalkUp(std::span<const BlockKey> keys, std::uint32_t depth, std:
     const auto as_noted = [&](const Run& run) {
       return (stride_ > 1 || Load(run.shape) == shape) && parent.offset < Load(run.length);
     };
-    const bool hinted =
-        Steadily(at.run, child, nullptr, reading) && Steadily(parent.run, as_noted, &version, reading);
+    const bool hinted = Steadily(at.run, child, nullptr, reading) && Steadily(parent.run, as_noted, &version, reading);
     at = hinted ? parent : FindByReader(keys[end - 1], version, reading);
   }
   return false;

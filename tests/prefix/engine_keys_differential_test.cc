@@ -127,8 +127,9 @@ TEST_P(EngineKeysDifferentialTest, EveryLookUpIsEqual) {
       for (std::size_t b = from; b < from + count; ++b) {
         names.push_back(name_of(slot, prompt.ids[(b + 1) * parts - 1]));
         ++whole[slot][tier][names.back()];
-        told[slot].push_back({names.back(), {prompt.ids.begin() + static_cast<std::ptrdiff_t>(b * parts),
-                                             prompt.ids.begin() + static_cast<std::ptrdiff_t>((b + 1) * parts)}});
+        told[slot].push_back({names.back(),
+                              {prompt.ids.begin() + static_cast<std::ptrdiff_t>(b * parts),
+                               prompt.ids.begin() + static_cast<std::ptrdiff_t>((b + 1) * parts)}});
       }
       EngineBlocks event{.engine_keys = names, .block_size = static_cast<std::int32_t>(kBlockSize * parts)};
       event.tokens = std::span(prompt.tokens).subspan(from * parts * kBlockSize, count * parts * kBlockSize);

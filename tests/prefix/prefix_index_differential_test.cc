@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <list>
 #include <map>
-#include <new>
 #include <memory>
+#include <new>
 #include <set>
 #include <span>
 #include <string>
@@ -502,7 +502,8 @@ class PrefixIndexDifferentialTest : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(PrefixIndexDifferentialTest, AgreesWithTheModelAfterEveryCall) {
   const std::uint64_t first = TestSeed(1);
-  for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>((testing_support::kSanitized ? 1 : 5) * TestScale()); ++seed) {
+  for (std::uint64_t seed = first;
+       seed < first + static_cast<std::uint64_t>((testing_support::kSanitized ? 1 : 5) * TestScale()); ++seed) {
     SCOPED_TRACE("TOKROUTE_TEST_SEED=" + std::to_string(seed));
     Driver(GetParam(), seed).Run();
     if (HasFailure()) return;
@@ -516,7 +517,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, PrefixIndexDifferentialTest, ::testing::ValuesI
 
 TEST(PrefixIndexChaosTest, AtTheMemoryLimitNothingBreaksAndNothingIsMadeUp) {
   const std::uint64_t first = TestSeed(1);
-  for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>((testing_support::kSanitized ? 2 : 4) * TestScale()); ++seed) {
+  for (std::uint64_t seed = first;
+       seed < first + static_cast<std::uint64_t>((testing_support::kSanitized ? 2 : 4) * TestScale()); ++seed) {
     SCOPED_TRACE("TOKROUTE_TEST_SEED=" + std::to_string(seed));
     TestRandom random(seed);
     constexpr std::int64_t kLimit = std::int64_t{4} << 20;
@@ -630,7 +632,8 @@ TEST(PrefixIndexChaosTest, MemoryThatIsNotToBeHadBreaksNothing) {
           } else if (what < 80 && !live.empty()) {
             std::swap(live[random.Below(live.size())], live.back());
             if (random.OneIn(4)) {
-              live.back() = index.Move(live.back(), {static_cast<std::uint32_t>(random.Below(5)), incarnation}, nullptr);
+              live.back() =
+                  index.Move(live.back(), {static_cast<std::uint32_t>(random.Below(5)), incarnation}, nullptr);
             } else {
               index.OnReleased(live.back(), random.OneIn(3));
               live.pop_back();

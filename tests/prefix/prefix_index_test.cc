@@ -27,7 +27,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-
 static_assert(std::is_trivially_copyable_v<PrefixReceipt> && sizeof(PrefixReceipt) <= 32);
 
 PrefixIndexOptions Blocks(std::int64_t capacity) { return {.default_capacity_tokens = capacity * 16}; }
@@ -516,7 +515,8 @@ TEST(PrefixIndexTest, RecordersOfOnePromptWaitForItsKeys) {
   const auto prompt = [](int round, std::int64_t own) {
     std::vector<BlockKey> keys = LongChain(static_cast<std::uint64_t>(round) + 1, 200);
     BlockKey parent = keys.back();
-    for (std::int64_t i = 0; i < 100; ++i) keys.push_back(parent = ChainKey(parent, static_cast<std::uint64_t>(own + 1)));
+    for (std::int64_t i = 0; i < 100; ++i)
+      keys.push_back(parent = ChainKey(parent, static_cast<std::uint64_t>(own + 1)));
     return keys;
   };
   const auto record = [&](IndexUser& mine, int side, int round) {
@@ -776,8 +776,8 @@ TEST(PrefixIndexTest, R106IdsAreRecycledWithoutEnd) {
 // ---- Memory ----
 
 TEST(PrefixIndexTest, R82BytesPerBlockAreAsPublished) {
-  // Alone: 8 bytes a block and some 100 a run. Shared: 44 bytes for each further holder of a run, whatever its length, and
-  // what arrays have to spare.
+  // Alone: 8 bytes a block and some 100 a run. Shared: 44 bytes for each further holder of a run, whatever its length,
+  // and what arrays have to spare.
   IndexUser user(Blocks(1'000'000));
   const std::int64_t base = user.index->Stats().bytes;
   for (std::uint32_t endpoint = 0; endpoint < 10; ++endpoint) {

@@ -148,8 +148,8 @@ class EngineKeys {
   void ClearEndpoint(EndpointId endpoint) noexcept;
   void RemoveEndpoint(EndpointId endpoint) noexcept;
 
-  // Looks at the next `slots` places for a name (a quarter of them are empty) for those whose block is gone, and at what
-  // is kept for what is too old. As many as there are, or more: at all, until none is left. Returns how many names
+  // Looks at the next `slots` places for a name (a quarter of them are empty) for those whose block is gone, and at
+  // what is kept for what is too old. As many as there are, or more: at all, until none is left. Returns how many names
   // went. Does not sweep the index.
   std::int64_t Sweep(std::int64_t slots) noexcept;
 

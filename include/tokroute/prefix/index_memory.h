@@ -7,9 +7,9 @@
 namespace tokroute {
 inline namespace v0 {
 
-// A hook for huge pages, a NUMA node, or a region of the gateway's own. The index asks for pieces of equal size (260 KiB),
-// in which nearly all lies that it keeps. Both functions or none; none: operator new. Whichever thread calls the index
-// calls them, one at a time, under its lock; they and the context must outlive the index.
+// A hook for huge pages, a NUMA node, or a region of the gateway's own. The index asks for pieces of equal size (260
+// KiB), in which nearly all lies that it keeps. Both functions or none; none: operator new. Whichever thread calls the
+// index calls them, one at a time, under its lock; they and the context must outlive the index.
 //
 //   // From one region that was mapped with huge pages and is carved up from its start:
 //   IndexMemory memory{.allocate = &CarveOff, .release = &Keep, .context = &region};

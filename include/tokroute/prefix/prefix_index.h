@@ -122,8 +122,8 @@ struct PrefixIndexStats {
   // Now: memberships of removed or cleared endpoints, not yet swept. Approximate mode: parts of memberships; what live
   // receipts have pinned stays among them until those end.
   std::int64_t pending_sweep = 0;
-  std::int64_t live_receipts = 0;    // Now: recorded and not released.
-  std::int64_t bytes = 0;            // Now: memory asked of the system. <= max_bytes.
+  std::int64_t live_receipts = 0;  // Now: recorded and not released.
+  std::int64_t bytes = 0;          // Now: memory asked of the system. <= max_bytes.
   std::int64_t peak_bytes = 0;
   std::int64_t evicted_blocks = 0;     // For capacity or memory.
   std::int64_t taken_back_blocks = 0;  // Aborted before the first token.
@@ -151,15 +151,15 @@ struct PrefixIndexStats {
 // What it promises in either mode:
 //   * An endpoint is credited with a depth only if it holds every block up to it.
 //   * A block that nobody holds is dropped at once, and after everything is removed the memory is back.
-//   * A look-up that races with records or events may miss what is just coming, and never credits what was not held at one
-//     moment during the call.
+//   * A look-up that races with records or events may miss what is just coming, and never credits what was not held
+//     at one moment during the call.
 //   * Same calls, same answers. No recursion, nothing throws; allocation only while growing, none once at capacity (but
 //     for the keys of a speculation), none in a look-up.
 // In exact mode:
 //   * What an endpoint holds is what its events said, each tier and each copy counted; a lost block in the middle hides
 //     what lies behind it until it comes back.
-//   * Events that cannot be what they say (an unknown source, a key behind two parents, too many orphans, no memory) are
-//     refused one by one, counted, and mark the endpoint as wanting a resync.
+//   * Events that cannot be what they say (an unknown source, a key behind two parents, too many orphans, no
+//     memory) are refused one by one, counted, and mark the endpoint as wanting a resync.
 // In approximate mode:
 //   * Recording is tentative. The first token, or an end that is not an abort, makes it real; an abort before that
 //     takes back what no other live request on that endpoint relies on and what had not been real before.
@@ -170,10 +170,10 @@ struct PrefixIndexStats {
 //   * An endpoint never holds more than its capacity, save where the capacity shrank below what live requests pin. A
 //     record evicts to make room; what still does not fit is left out from its tail end.
 //
-// Threads: any call from any thread. Match takes no lock, unless what it reads keeps changing under it eight times over;
-// records, events and the rest take one, and hashing and copying keys happen outside it. In approximate mode OnFirstToken and an ordinary OnReleased take none: they leave word, which is
-// settled at the latest before anything that depends on it. Costs below are in runs on the prompt's path (a handful) and
-// holders of a run, not in blocks.
+// Threads: any call from any thread. Match takes no lock, unless what it reads keeps changing under it eight times
+// over; records, events and the rest take one, and hashing and copying keys happen outside it. In approximate mode
+// OnFirstToken and an ordinary OnReleased take none: they leave word, which is settled at the latest before anything
+// that depends on it. Costs below are in runs on the prompt's path (a handful) and holders of a run, not in blocks.
 class PrefixIndex {
  public:
   // Returns an index, or kInvalidArgument naming the field, its value and the accepted range.
@@ -234,8 +234,9 @@ class PrefixIndex {
   // this, and have everything stored again.
   bool WantsResync(EndpointId endpoint) const noexcept;
 
-  // Forgets an endpoint. Visible at once; its memberships are swept then and by later mutating calls, at most 64 each and
-  // a few thousand blocks. Its id stays dead for ever. No effect on an id that nobody can have. O(1) besides the sweep.
+  // Forgets an endpoint. Visible at once; its memberships are swept then and by later mutating calls, at most 64 each
+  // and a few thousand blocks. Its id stays dead for ever. No effect on an id that nobody can have. O(1) besides the
+  // sweep.
   void RemoveEndpoint(EndpointId endpoint) noexcept;
 
   // The endpoint's cache was emptied (a restart in place, a reset): it holds nothing from now on and lives on, capacity
