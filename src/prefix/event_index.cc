@@ -110,8 +110,8 @@ void EventIndex::DropMember(std::uint32_t at, const Holder& holder) noexcept {
   const Extra extra = ExtraOf(run, holder);
   Owner& whose = OwnerAt(holder.owner());
   List& list = whose.lists[tier];
-  (extra.older != kNone ? ExtraIn(extra.older, tag, tier).newer : list.oldest) = extra.newer;
-  (extra.newer != kNone ? ExtraIn(extra.newer, tag, tier).older : list.newest) = extra.older;
+  Store(extra.older != kNone ? ExtraIn(extra.older, tag, tier).newer : list.oldest, extra.newer);
+  Store(extra.newer != kNone ? ExtraIn(extra.newer, tag, tier).older : list.newest, extra.older);
   if (whose.alive == 0) --stats_.pending_sweep;
   if (extra.bits != kNone) arena_.Free(extra.bits, SideUnits(run, holder.counted()));
   DropHolder(at, holder);
