@@ -773,6 +773,20 @@ void State::Finish(BookingEntry* ticket, const Outcome& outcome) noexcept {
   TellReleased(ticket, outcome);
 }
 
+absl::Status State::Remember(const BookingEntry* ticket, EndpointId at, const Request& given) noexcept {
+  if (!Live(ticket)) return absl::FailedPreconditionError("Ticket::Remember: the ticket has ended");
+  Request conversation = given;
+  RequestFault fault;
+  if (!Prepare(conversation, fault)) return absl::InvalidArgumentError(RefuseFault(fault).ToString());
+  const ScratchLease lease(*this);
+  if (lease.get() == nullptr) return absl::ResourceExhaustedError("Ticket::Remember: no memory for a workspace");
+  const FleetView view = fleet_->View(synced_width_.load(std::memory_order_acquire));
+  for (std::size_t i = 0; i < request_.size(); ++i) {
+    request_[i].Remember(conversation, view, lease.get()->workspaces[i], at);
+  }
+  return absl::OkStatus();
+}
+
 void State::Drop(BookingEntry* ticket) noexcept {
   const std::uint32_t events = ticket->events.fetch_or(BookingEntry::kClosing, std::memory_order_acquire);
   if ((events & BookingEntry::kClosing) == 0) {

@@ -126,6 +126,8 @@ concept LoadProducer = requires(L& l, WritableColumns<typename L::Produces> own,
 // `void FillNew(const Request&, Own, Row) noexcept` completes the zeroed columns of a row whose occupant came after Fill
 // (inside the section: O(1), no locks); `Receipt Move(Receipt&, const FleetView&, const Booking& to) noexcept` follows
 // Ticket::MoveTo (without it the old receipt is released as aborted and the ticket goes on with a default-made one);
+// `void Remember(const Request& conversation, const FleetView&, Workspace&, EndpointId) noexcept` is told by
+// Ticket::Remember that the endpoint holds a prompt with its response;
 // `void OnEndpointAdded(EndpointId, const EndpointFacts&) noexcept` is told of each endpoint version (also after
 // Fleet::Update), and `void OnFleetChanged(const FleetView&) noexcept` that endpoints may be gone; both outside the
 // section, on the thread that noticed.

@@ -372,6 +372,10 @@ class AnyRequestProducer {
     model_->Move(moved.bytes, f, to);
     return moved;
   }
+  void Remember(const Request& conversation, const FleetView& f, Workspace& w, EndpointId at) noexcept {
+    if (w.space == nullptr) w.space = model_->MakeSpace();
+    model_->Remember(conversation, f, *w.space, at);
+  }
   void OnEndpointAdded(EndpointId id, const EndpointFacts& facts) noexcept { model_->OnEndpointAdded(id, facts); }
   void OnFleetChanged(const FleetView& f) noexcept { model_->OnFleetChanged(f); }
   std::string_view name() const noexcept { return model_->Name(); }
@@ -390,6 +394,7 @@ class AnyRequestProducer {
     virtual void OnFirstToken(std::byte*) noexcept = 0;
     virtual void OnReleased(std::byte*, const Outcome&) noexcept = 0;
     virtual void Move(std::byte*, const FleetView&, const Booking&) noexcept = 0;
+    virtual void Remember(const Request&, const FleetView&, Space&, EndpointId) noexcept = 0;
     virtual void OnEndpointAdded(EndpointId, const EndpointFacts&) noexcept = 0;
     virtual void OnFleetChanged(const FleetView&) noexcept = 0;
     virtual std::string_view Name() const noexcept = 0;
@@ -438,6 +443,12 @@ class AnyRequestProducer {
       } else {
         producer.OnReleased(*As(receipt), Outcome{.aborted = true});
         new (receipt) TypedReceipt();
+      }
+    }
+    void Remember(const Request& conversation, const FleetView& f, Space& w, EndpointId at) noexcept override {
+      auto& own = static_cast<TypedSpace&>(w).own;
+      if constexpr (requires { producer.Remember(conversation, f, own, at); }) {
+        producer.Remember(conversation, f, own, at);
       }
     }
     void OnEndpointAdded(EndpointId id, const EndpointFacts& facts) noexcept override {

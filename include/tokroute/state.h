@@ -53,6 +53,7 @@ class State {
   bool MoveTo(BookingEntry* ticket, EndpointId to, std::int64_t matched_tokens, Leg leg) noexcept;
   void FirstToken(BookingEntry* ticket) noexcept;
   void Finish(BookingEntry* ticket, const Outcome& outcome) noexcept;
+  absl::Status Remember(const BookingEntry* ticket, EndpointId at, const Request& conversation) noexcept;
   void Drop(BookingEntry* ticket) noexcept;
   void SetDeadline(BookingEntry* ticket, std::chrono::nanoseconds deadline) noexcept;
   static bool Live(const BookingEntry* ticket) noexcept {

@@ -2,6 +2,7 @@
 //
 //   Send(ticket->endpoint(), ...);
 //   ticket->FirstToken();                                            // The prefill is paid.
+//   ticket->Remember({.tokens = prompt_and_response});                // Several turns: the next one finds it there.
 //   ticket->Finish({.output_tokens = n, .cached_tokens = reported}); // Or drop it: that is an abort.
 #ifndef TOKROUTE_TICKET_H_
 #define TOKROUTE_TICKET_H_
@@ -10,9 +11,11 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "tokroute/booking.h"
 #include "tokroute/decision.h"
 #include "tokroute/fleet.h"
+#include "tokroute/request.h"
 #include "tokroute/state.h"
 
 namespace tokroute {
@@ -59,6 +62,14 @@ class [[nodiscard]] Ticket {
   // here. Without it, everything is released at Finish. A second call, or one after the end, does nothing and is counted.
   void FirstToken() const noexcept {
     if (home_ != nullptr) home_->FirstToken(entry_);
+  }
+  // Several turns: the prompt and its response, as the next turn's prompt will begin, so that it is found where it is
+  // (an approximate index; engines' events tell an exact one). Before Finish; the endpoint that answered, if there are
+  // legs, is the decoding one. kInvalidArgument naming field, value and range, kFailedPrecondition (not live) or
+  // kResourceExhausted: nothing was remembered. O(tokens), outside the router's lock.
+  absl::Status Remember(const Request& conversation) const noexcept {
+    if (home_ == nullptr) return absl::FailedPreconditionError("Ticket::Remember: the ticket is empty");
+    return home_->Remember(entry_, decision(Leg::kDecode).endpoint(), conversation);
   }
   // The response has ended; with Outcome::aborted, not as it should. Releases what is still held. A second call does
   // nothing and is counted.

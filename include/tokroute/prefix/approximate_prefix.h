@@ -79,6 +79,22 @@ class ApproximatePrefix {
   Receipt Move(Receipt& receipt, const FleetView& fleet, const Booking& to) noexcept {
     return index_->Move(receipt, to.endpoint, &fleet);
   }
+  // As if a request for all of it had come and gone. The response's last token was sampled and never computed, so the
+  // block that it would fill is not held yet.
+  void Remember(const Request& conversation, const FleetView& fleet, Workspace& workspace, EndpointId at) noexcept {
+    Request computed = conversation;
+    const std::int64_t tokens = PromptTokens(conversation);
+    const std::int64_t blocks = (tokens - 1) / index_->options().block_size;  // 0 also for none at all.
+    if (!computed.tokens.empty()) computed.tokens = computed.tokens.first(computed.tokens.size() - 1);
+    computed.prompt_tokens = -1;
+    if (static_cast<std::int64_t>(computed.block_keys.size()) > blocks) {
+      computed.block_keys = computed.block_keys.first(static_cast<std::size_t>(blocks));
+    }
+    workspace.keys.Reset(index_->key_options(), computed);
+    PrefixReceipt receipt = index_->Record(at, workspace.keys, &fleet);
+    index_->OnFirstToken(receipt);
+    index_->OnReleased(receipt, /*aborted=*/false);
+  }
   void OnEndpointAdded(EndpointId id, const EndpointFacts& facts) noexcept {
     if (facts.capacity_tokens > 0) (void)index_->SetCapacity(id, facts.capacity_tokens);
   }
